@@ -23,13 +23,19 @@ from schedc_runtime.errors import BoundaryError, PartitionError
 
 
 class KnownValues(NamedTuple):
-    """A fact about all values of a tensor: they are ``first``, or count from it along the last dimension."""
+    """A fact about all values of a tensor: they are ``first``, or count from it along the last dimension.
+
+    each: the values themselves, as nested lists; None where the fact above says them.
+    """
 
     counting: bool
     first: int
+    each: Any = None
 
     def tensor(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """A real tensor of a shape, with the dtype and device of ``like``, which may be a fake."""
+        if self.each is not None:
+            return torch.tensor(self.each, dtype=like.dtype, device=like.device).reshape(tuple(shape))
         row = torch.arange(shape[-1], device=like.device) if self.counting else torch.zeros((), device=like.device)
         return (row + self.first).to(like.dtype).expand(tuple(shape)).contiguous()
 

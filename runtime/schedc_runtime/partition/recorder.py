@@ -154,9 +154,10 @@ class ForwardRecorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except NEEDS_VALUES:
-            if (value := self.values.read(func, args, kwargs)) is None:
+            if (result := self.values.read(func, args, kwargs)) is None:
                 raise
-            return value
+            if next(tensors_in(result), None) is None:
+                return result
         written = [tensor for tensor, version in versions if tensor._version != version]
         if not written and next(tensors_in(result), None) is None:
             return shown_hook(func, result)

@@ -71,7 +71,10 @@ class AskedValues:
         return node is not None and self._sources(node) is not None
 
     def read(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The result of a function that needs values; None where these are not known, or where it is a tensor."""
+        """The result of a function that needs values; None where these are not known.
+
+        A tensor is a fake of the shape that follows from the values; None where sizes are symbols.
+        """
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         if not all(map(self.knows, given)):
             return None
@@ -85,10 +88,10 @@ class AskedValues:
                 return func(*own, **keywords)
 
         answer = ask(self.sizes)
-        if any(map(_is_tensor, pytree.tree_leaves(answer))):
+        if self.sizes and any(map(_is_tensor, pytree.tree_leaves(answer))):
             return None
         self.questions += [Question(ask, answer)] if self.sizes else []
-        return answer
+        return pytree.tree_map_only(Tensor, torch.empty_like, answer)
 
     def _sources(self, node: fx.Node) -> set[fx.Node] | None:
         """The nodes from which the value of ``node`` follows; None if one of them is not known."""

@@ -97,15 +97,18 @@ def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | Non
     torch.testing.assert_close(pipe.evaluate(swapped, targets), expected.detach(), rtol=1e-12, atol=0)
 
 
+TEXT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": 32}
+TEXT |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+
+
 def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check of the number of features goes by the images that are there: padded ones need it off."""
     transformers = needed("transformers")
     vision = transformers.CLIPVisionConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=8, patch_size=4
     )
-    text = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, vocab_size=PICTURE + 1
-    )
+    text = transformers.LlamaConfig(**TEXT)
     torch.manual_seed(0)
     model = transformers.LlavaForConditionalGeneration(
         transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=PICTURE)
@@ -119,8 +122,54 @@ def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.Monkey
     pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, example=batch)
     assert differences(pipe, whole, expected, pipe.step(batch, tokens)) < 1e-14
     padded = {**batch, "pixel_values": Ragged(images, COUNTS, items=5)}
-    monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
+    monkeypatch.setenv(UNCHECKED, "1")
     torch.testing.assert_close(pipe.evaluate(padded, tokens), expected.detach(), rtol=1e-12, atol=0)
+
+
+def test_a_model_that_reads_grids_trains_on_grids_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen2-VL: all ranks get the grids. Padded images have a grid of their own, and come last."""
+    transformers = needed("transformers")
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 1}
+    torch.manual_seed(0)
+    ids = {"image_token_id": PICTURE, "vision_start_token_id": 30, "video_token_id": 31, "vision_end_token_id": 28}
+    config = transformers.Qwen2VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **ids)
+    model = transformers.Qwen2VLForConditionalGeneration(config).double()
+    whole = copy.deepcopy(model)
+
+    def batch_of(sizes: list[list[int]], counts: tuple[int, ...]) -> tuple[dict[str, Tensor], list[int]]:
+        """The whole batch, and the number of patches of each row. sizes: [images] time, height and width."""
+        tokens, patches, left = torch.randint(0, 28, (ROWS, 20)), [], iter(sizes)
+        for row, count in enumerate(counts):
+            at, seen = 1, 0
+            for area in (height * width for _, (_, height, width) in zip(range(count), left, strict=False)):
+                tokens[row, at], tokens[row, at + 1 : at + 1 + area // 4] = 30, PICTURE
+                at, seen = at + 1 + area // 4, seen + area
+            patches.append(seen)
+        grids, values = torch.tensor(sizes), torch.randn(sum(patches), 48, dtype=torch.float64)
+        kinds = (tokens == PICTURE).long()
+        positions, _ = whole.model.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)
+        fields = {"input_ids": tokens, "position_ids": positions, "pixel_values": values, "image_grid_thw": grids}
+        return fields, patches
+
+    def cut(fields: dict[str, Tensor], patches: list[int], counts: tuple[int, ...], padded: bool) -> dict[str, Any]:
+        images, rows = (5, 5 * 16) if padded else (None, None)
+        return fields | {
+            "pixel_values": Ragged(fields["pixel_values"], patches, rows),
+            "image_grid_thw": Ragged(fields["image_grid_thw"], counts, images, fill=torch.tensor([1, 4, 4])),
+        }
+
+    square, flat = [1, 4, 4], [1, 2, 8]
+    counts = (2, 0, 1, 2, 1, 1, 0, 1)  # the first and the third microbatch have images of the same areas
+    fields, patches = batch_of([square, flat, square, flat, flat, square, square, square], counts)
+    given = cut(fields, patches, counts, padded=False)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, in_process=True, example=given)
+    tokens = fields["input_ids"]
+    expected = loss_fn(whole(**fields, use_cache=False), tokens)
+    assert differences(pipe, whole, expected, pipe.step(given, tokens)) < 1e-14
+    monkeypatch.setenv(UNCHECKED, "1")
+    given = cut(fields, patches, counts, padded=True)
+    torch.testing.assert_close(pipe.evaluate(given, tokens), expected.detach(), rtol=1e-12, atol=0)
 
 
 def on_rank(rank: int, world_size: int) -> list[str]:

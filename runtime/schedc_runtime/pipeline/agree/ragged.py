@@ -9,15 +9,28 @@ the field says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from schedc_runtime.pipeline.agree.batch import BatchRefused, common_rows, one_microbatch, signature_of, split
+from schedc_runtime.partition.values import KNOWN
+from schedc_runtime.pipeline.agree.batch import (
+    BatchRefused,
+    common_rows,
+    microbatch_of,
+    one_microbatch,
+    signature_of,
+    split,
+)
 from schedc_runtime.pipeline.agree.rows import Dims
+
+Json = Any
+_TOLD = 4096
+"""Most numbers of a field whose values all ranks get in a step."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +39,17 @@ class Ragged:
 
     values: [items, ...] the items of row 0, then those of row 1, and so on.
     per_row: [rows] the number of items of each row, as numbers or on the CPU: a step knows all shapes in advance.
-    items: pad each microbatch behind to this many items, with zeros. Replicas with different numbers need it. None for
-        no padding. Raises `BatchRefused` where counts and values do not fit together.
+    items: pad each microbatch behind to this many items. Replicas with different numbers need it. None for no padding.
+    fill: [...] or one number: a padded item, such as the grid of a padded image.
+
+    All ranks get few whole numbers on the CPU, such as grids of patches, and a model may read them on the host.
+    Raises `BatchRefused` where counts and values do not fit together.
     """
 
     values: Tensor
     per_row: Sequence[int] | Tensor
     items: int | None = None
+    fill: float | Tensor = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.per_row, Tensor):
@@ -53,14 +70,17 @@ class Ragged:
         if self.items is not None and self.items < 1:
             raise BatchRefused(f"Ragged(items={self.items})", "give the number of items of a microbatch, 1 or more")
 
+    @property
+    def is_told(self) -> bool:
+        """Whether all ranks get the values: few whole numbers that the host has."""
+        values = self.values
+        whole = not (values.dtype.is_floating_point or values.dtype.is_complex)
+        return whole and values.device.type == "cpu" and values.numel() <= _TOLD
+
     def counts(self, parts: int) -> list[int]:
         """[parts] the number of items of each microbatch."""
-        rows = -(-len(self.per_row) // parts)
+        rows = len(self.per_row) // parts
         return [sum(self.per_row[part * rows : (part + 1) * rows]) for part in range(parts)]
-
-    def most(self, parts: int) -> Tensor:
-        """[items, ...] zeros, as many as the fullest of ``parts`` microbatches has, and at least one."""
-        return self.values.new_zeros(()).expand(self.items or max(1, *self.counts(parts)), *self.values.shape[1:])
 
     def cut(self, parts: int, name: str | int) -> list[Tensor]:
         """[parts] the items [own items, ...] of each microbatch, padded if `items` says so. name: for errors."""
@@ -74,18 +94,31 @@ class Ragged:
                 f" for {self.items}",
                 "raise items, or put rows with many items into different microbatches",
             )
-        padded = self.values.new_zeros(parts, self.items, *self.values.shape[1:])
+        padded = self.values.new_empty(parts, self.items, *self.values.shape[1:])
+        padded[:] = torch.as_tensor(self.fill, dtype=padded.dtype, device=padded.device)
         for part, (end, count) in enumerate(zip(ends, own, strict=True)):
             padded[part, :count] = self.values[end - count : end]
         return list(padded.unbind())
 
 
 class CutBatch(list[Any]):
-    """[microbatches] a batch that was cut by row. dims: the dimensions of its rows, None for what was `Ragged`."""
+    """[microbatches] a batch that was cut by row. dims: the dimensions of its rows, None for what was `Ragged`.
 
-    def __init__(self, parts: Sequence[Any], dims: Dims) -> None:
+    told: the fields that were `Ragged` and of whose values the signature tells.
+    """
+
+    def __init__(self, parts: Sequence[Any], dims: Dims, told: Collection[str | int]) -> None:
         super().__init__(parts)
-        self.dims = dims
+        self.dims, self.told = dims, told
+
+    def signatures(self) -> list[Json]:
+        """[microbatches] the signature of each, with the values of small whole numbers."""
+        signatures = [signature_of(part, self.dims) for part in self]
+        for part, signature in zip(self, signatures, strict=True):
+            fields = signature.get("fields", signature.get("items"))
+            for name in self.told:
+                fields[name][KNOWN] = [False, 0, part[name].tolist()]
+        return signatures
 
 
 def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
@@ -102,18 +135,27 @@ def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
     cut |= {name: value.cut(parts, name) for name, value in ragged.items()}
     each = zip(*(cut[name] for name in fields), strict=True)
     parted = [dict(zip(fields, values, strict=True)) if isinstance(batch, dict) else values for values in each]
-    return CutBatch(parted, {**dims, **dict.fromkeys(ragged)})
+    told = [name for name, value in ragged.items() if value.is_told]
+    return CutBatch(parted, {**dims, **dict.fromkeys(ragged)}, told)
 
 
 def first_microbatch(example: Any, microbatches: int, dims: Dims) -> Any:
-    """As `one_microbatch`, of an example that may have `Ragged` fields: each has the most items of a microbatch."""
+    """As `one_microbatch`, of an example that may have `Ragged` fields: the microbatch with the most items."""
     if not (ragged := _ragged_in(example)):
         return one_microbatch(example, microbatches, dims)
-    sized = {name: value.most(microbatches) for name, value in ragged.items()}
-    fields = (
-        {**example, **sized} if isinstance(example, dict) else tuple(sized.get(n, x) for n, x in enumerate(example))
-    )
-    return one_microbatch(fields, microbatches, {**dims, **dict.fromkeys(sized)})
+    parts = microbatches if all(len(value.per_row) % microbatches == 0 for value in ragged.values()) else 1
+    counts = [value.counts(parts) for value in ragged.values()]
+    if any(value.items and value.items < max(own) for value, own in zip(ragged.values(), counts, strict=True)):
+        return first_microbatch(_changed(example, {n: replace(x, items=None) for n, x in ragged.items()}), parts, dims)
+    cut = cut_batch(example, parts, dims)
+    items = [sum(own) for own in zip(*counts, strict=True)]
+    fullest = items.index(max(items))
+    return microbatch_of(cut.signatures()[fullest], 1)
+
+
+def _changed(batch: Any, fields: dict[Any, Any]) -> Any:
+    """A dict or tuple with other ``fields`` of these names or positions."""
+    return batch | fields if isinstance(batch, dict) else tuple(fields.get(n, value) for n, value in enumerate(batch))
 
 
 def _ragged_in(batch: Any) -> dict[Any, Ragged]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from schedc_runtime.partition.records import Records
+from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.batch import (
     Agreement,
     BatchRefused,
@@ -44,15 +45,14 @@ def signature_of_call(value: Any, dims: Dims = ROWS_FIRST) -> Json:
     """The signature of what a call is given: a list is one of microbatches. dims: dimensions of rows by argument."""
     if not isinstance(value, list):
         return signature_of(value, dims, dims.get(0, 0))
-    own = _dims_of(value, dims)
-    signatures = [signature_of(each, own, own.get(0, 0)) for each in value]
+    if isinstance(value, CutBatch):
+        return {**_table(value.signatures()), "cut": True}
+    return _table([signature_of(each, dims, dims.get(0, 0)) for each in value])
+
+
+def _table(signatures: Sequence[Json]) -> Json:
     distinct = [each for number, each in enumerate(signatures) if each not in signatures[:number]]
-    listed = {"shapes": distinct, "of": [distinct.index(each) for each in signatures]}
-    return {**listed, "cut": True} if isinstance(value, CutBatch) else listed
-
-
-def _dims_of(value: list[Any], dims: Dims) -> Dims:
-    return value.dims if isinstance(value, CutBatch) else dims
+    return {"shapes": distinct, "of": [distinct.index(each) for each in signatures]}
 
 
 def facts_of_call(batch: Any, signature: Json, records: Records) -> Json:
@@ -67,7 +67,7 @@ def split_call(
 ) -> list[Any]:
     """[parts] what each microbatch takes of what a call is given, on ``device``. pad, dims: as of `split`."""
     if isinstance(value, list):
-        own = _dims_of(value, dims)
+        own = value.dims if isinstance(value, CutBatch) else dims
         return [split(each, 1, device, dims=own, dim=own.get(0, 0))[0] for each in value]
     return split(value, parts, device, pad=pad, dims=dims, dim=dims.get(0, 0))
 
@@ -191,7 +191,7 @@ def _check_rows(batch: Json, targets: Json) -> None:
 
 def _without_sizes(signature: Json) -> Json:
     def leaf(x: Json) -> Json:
-        return {**x, "shape": len(x["shape"])} if "shape" in x else x
+        return {**x, "shape": len(x["shape"]), KNOWN: None} if "shape" in x else x
 
     return mapped_facts(signature, leaf)
 
