@@ -1,7 +1,8 @@
 """Calls a session before each draw of this thread, whoever draws: a module, a function, a method or custom code.
 
 Dropout is met where `functional.dropout` calls into torch, which costs least. Every other operation that torch marks as
-random is met by a dispatch key, which only a session switches on. Other operations never come here.
+random is met by a dispatch key, which only a session switches on. Other operations never come here. In a step neither
+do operations that are switched off, where that is known before: a detour through Python takes 10 to 30 us.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,12 @@ Operator = Callable[..., Any]
 
 
 class Listener(Protocol):
-    """What listens to draws."""
+    """What listens to draws. passes: called for a random operation that is switched off; None: nobody asks."""
+
+    @property
+    def passes(self) -> Callable[[], None] | None: ...
 
     def draw(self, device: torch.device, frame: Any) -> None: ...
-
-    def passes(self) -> None: ...
 
 
 _listener: Listener | None = None
@@ -62,53 +64,73 @@ def listen(listener: Listener) -> None:
     _listener = listener
     vars(torch._VF).update(_DROPOUTS)
     _include(_KEY, True)
+    _include(_PASSES_KEY, listener.passes is not None)
 
 
 def end_listening() -> None:
     """Tell nobody any more."""
     global _listener
     _include(_KEY, False)
+    _include(_PASSES_KEY, False)
     for name in _DROPOUTS:
         delattr(torch._VF, name)
     _listener = None
 
 
 def _dropout(function: Operator, input: Tensor, p: float, train: bool) -> Tensor:
-    """A dropout that `functional` calls, in place of torch's ``function``."""
-    if not train or p == 0:
-        if _listener is not None:
-            _listener.passes()
-    elif _included(_KEY) and (type(input) in _PLAIN or not _compiling()):
+    """A dropout that `functional` calls, in place of torch's ``function``. Switched off, it costs little."""
+    draws = train and p != 0
+    if not draws and _listener is not None and _listener.passes is not None:
+        _listener.passes()
+    if not _included(_KEY) or (draws and type(input) not in _PLAIN and _compiling()):
+        return function(input, p, train)  # type: ignore[no-any-return]
+    if draws:
         assert _listener is not None
         _listener.draw(input.device, caller(1))
-        _include(_KEY, False)
-        try:
-            return function(input, p, train)  # type: ignore[no-any-return]
-        finally:
-            _include(_KEY, True)
-    return function(input, p, train)  # type: ignore[no-any-return]
-
-
-def _operation(operator: Any, where: Mapping[str, tuple[int, Any]], *args: Any, **options: Any) -> Any:
-    """Any other random operation. where: position and default of the arguments that tell whether it draws."""
-
-    def argument(name: str, otherwise: Any) -> Any:
-        if name not in where:
-            return otherwise
-        position, default = where[name]
-        return args[position] if position < len(args) else options.get(name, default)
-
-    if _listener is not None and argument("generator", None) is None and not _compiling():
-        draws = all(argument(name, True) for name in _TRAIN) and all(argument(name, 1.0) != 0 for name in _RATE)
-        if draws:
-            _listener.draw(_device(args, options), caller(1))
-        else:
-            _listener.passes()
     _include(_KEY, False)
     try:
-        return operator(*args, **options)
+        return function(input, p, train)  # type: ignore[no-any-return]
     finally:
         _include(_KEY, True)
+
+
+class Switch(NamedTuple):
+    """An argument that decides whether an operation draws. off: its value where nothing is drawn."""
+
+    position: int
+    name: str
+    default: Any
+    off: Any
+
+
+def _operation(call: Operator, key: Any, switches: Sequence[Switch], *args: Any, **options: Any) -> Any:
+    """Any other random operation. call: runs it. key: of the dispatcher, for this kernel."""
+    listener = _listener
+    if listener is not None:
+        draws, passes = _draws(switches, args, options), listener.passes
+        if draws:
+            if not _compiling():
+                listener.draw(_device(args, options), caller(1))
+        elif passes is not None and draws is False and not _compiling():
+            passes()
+    _include(key, False)
+    try:
+        return call(*args, **options)
+    finally:
+        _include(key, True)
+
+
+def _draws(switches: Sequence[Switch], args: Sequence[Any], options: Mapping[str, Any]) -> bool | None:
+    """Whether an operation draws from a default generator. None: the caller gave a generator."""
+    given, draws = len(args), True
+    for position, name, default, off in switches:
+        value = args[position] if position < given else options.get(name, default)
+        if name == "generator":
+            if value is not None:
+                return None
+        elif value == off:
+            draws = False
+    return draws
 
 
 def _compiling() -> bool:
@@ -135,9 +157,13 @@ _DROPOUTS = {
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 }
-_KEY_NAME = "TESTING_ONLY_GenericMode"
-"""A key above autograd and autocast that torch has for extensions like this one. No operation has a kernel for it."""
-_KEY = torch._C._dispatch_key_parse(_KEY_NAME)
+_KEYS = {
+    name: torch._C._dispatch_key_parse(name) for name in ("TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper")
+}
+"""Keys above autograd and autocast that torch has for extensions like this one. No operation has a kernel for them."""
+_KEY, _PASSES_KEY = _KEYS.values()
+"""The second one is for operations that never draw, which no step meets."""
+_NEVER_DRAW = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _included = torch._C._dispatch_tls_is_dispatch_key_included
 
@@ -146,20 +172,28 @@ _included = torch._C._dispatch_tls_is_dispatch_key_included
 def _pass_by(_count: int) -> None:
     """Let operators of higher order, such as flex attention, pass by the key, as others do by a fallback."""
     for operator in _higher_order_ops.values():
-        operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(_KEY)
+        operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(_KEY).remove(_PASSES_KEY)
 
 
 @cache
 def _register() -> list[Any]:
-    """The kernels of the key, made before the first session. Without a session nothing reaches them."""
-    others = torch.library.Library("_", "IMPL", _KEY_NAME)  # type: ignore[no-untyped-call]
-    others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
-    random = torch.library.Library("aten", "IMPL", _KEY_NAME)  # type: ignore[no-untyped-call]
-    for operator in random_operators():
-        where = {
-            argument.name: (position, argument.default_value)
-            for position, argument in enumerate(operator._schema.arguments)
-            if argument.name in ("generator", *_TRAIN, *_RATE) or (argument.name == "p" and "dropout" in str(operator))
-        }
-        random.impl(operator, partial(_operation, operator, where), _KEY_NAME)  # type: ignore[no-untyped-call]
-    return [others, random]
+    """The kernels of the keys, made before the first session. Without a session nothing reaches them."""
+    libraries = []
+    for name, key in _KEYS.items():
+        others, random = (torch.library.Library(space, "IMPL", name) for space in ("_", "aten"))  # type: ignore[no-untyped-call]
+        others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
+        for operator in random_operators():
+            if (operator._schema.name in _NEVER_DRAW) == (key is _PASSES_KEY):
+                random.impl(operator, partial(_operation, operator._op, key, _switches(operator)), name)  # type: ignore[no-untyped-call]
+        libraries += [others, random]
+    return libraries
+
+
+def _switches(operator: Any) -> list[Switch]:
+    """The arguments of an operation that decide whether it draws."""
+    off = dict.fromkeys(_TRAIN, False) | dict.fromkeys(_RATE, 0) | {"generator": None}
+    return [
+        Switch(position, argument.name, argument.default_value, off[argument.name])
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.name in off and (argument.name != "p" or "dropout" in str(operator))
+    ]

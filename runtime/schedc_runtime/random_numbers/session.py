@@ -120,6 +120,9 @@ class Chain:
 class Session:
     """The draws of one step. current: the forward that runs now. again: where a repeated call is."""
 
+    passes: Callable[[], None] | None = None
+    """No step asks for operations that are switched off."""
+
     def __init__(self) -> None:
         self.chains: dict[torch.device, Chain] = {}
         self.current: DrawingForward | None = None
@@ -138,9 +141,6 @@ class Session:
         else:
             draws = self.current.draws
             chain.draw(draws.next(name_on_stack(frame, draws.names)))
-
-    def passes(self) -> None:
-        """A dropout that is switched off."""
 
     def chain(self, device: torch.device) -> Chain:
         chain = self.chains.get(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from schedc.ir.plan import Level, Recompute
 from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline, named_random
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.models.gpt import GptBlock, GPTConfig
+from schedc_runtime.random_numbers.counting import CountedDraws
+from schedc_runtime.random_numbers.interception import listening
 from schedc_runtime.random_numbers.names import aliases_of, may_draw
 from schedc_runtime.testing import pool
 from support.recompute_cases import with_rs
@@ -188,3 +193,30 @@ def test_processes() -> None:
     cases = [("1f1b", {"P": 2, "M": 3}), ("zbv", {"P": 2, "M": 3})]
     results = pool(2).run("runtime.random_numbers.dropout_cases:on_processes", cases=cases, timeout=120)
     assert results == [[[], []], [[], []]]
+
+
+def test_what_is_switched_off_is_not_met_and_hides_no_draw() -> None:
+    """A step takes no detour through Python for them; a recording notes them. Draws of other threads do not count."""
+    block = GptBlock(GPTConfig(width=8, heads=2, dropout=0.0))
+    entered: list[str] = []
+    drawn = []
+    for seed in (1, 2):
+        with named_random(block):
+            sys.setprofile(lambda frame, *_: entered.append(frame.f_code.co_name))
+            block(torch.ones(1, 4, 8))
+            sys.setprofile(None)
+            torch.manual_seed(seed)
+            for other in [Thread(target=functional.dropout, args=(torch.ones(4),))] * (seed - 1):
+                other.start(), other.join()
+            drawn.append(torch.rand(3))
+    assert "_dropout" in entered
+    assert "_operation" not in entered
+    assert torch.equal(*drawn)
+    counted = CountedDraws(block, {})
+    with listening(counted):
+        block(torch.ones(1, 4, 8))
+    assert [(event.name, event.active) for event in counted.take()] == [
+        ("", False),
+        ("dropout", False),
+        ("dropout", False),
+    ]
