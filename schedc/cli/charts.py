@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
     """The charts in a format; columns (characters) and colours concern the terminal only, width (px) pictures."""
+    left_out = "; ".join(chart.note for chart in charts if chart.note)
     if form == HTML:
         from schedc.draw.html_page import draw_html
 
-        return Drawing(draw_html(charts))
+        return Drawing(draw_html(charts), left_out)
     if form == TERM:
         from schedc.draw.terminal import draw_terminal
 
-        return Drawing(draw_terminal(charts, columns, colours=colours))
+        return Drawing(draw_terminal(charts, columns, colours=colours), left_out)
     from schedc.draw.svg import picture
 
     (chart,) = charts  # a picture shows one schedule
-    text, note = picture(chart.schedule, chart.timeline, chart.memory, chart.works, width=width)
-    return Drawing(in_form(text, form), note)
+    text, note = picture(chart.schedule, chart.timeline, chart.memory, chart.works, copies=chart.copies, width=width)
+    return Drawing(in_form(text, form), "; ".join(filter(None, (note, left_out))))
 
 
 def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:

@@ -104,14 +104,16 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     from schedc.interchange.refusals import foreign_op
     from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.save import FORMS, forms_of
+    from schedc.plan.travelling import travelling_copies
 
-    schedule = analysis.schedule
+    schedule, copies = analysis.schedule, travelling_copies(analysis)
+    timeline = analysis.timeline if copies is None else copies.timeline
     lacks = bool(foreign_op(schedule)) or len(program.works) > 0
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},
         **({} if lacks else {"schedule.csv": to_torch_csv(schedule).encode()}),
-        "schedule.svg": draw_svg(schedule, analysis.timeline, analysis.memory, analysis.works).encode(),
+        "schedule.svg": draw_svg(schedule, timeline, analysis.memory, analysis.works, copies=copies).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name in {*(form.file for form in FORMS.values()), "schedule.csv"} - files.keys():

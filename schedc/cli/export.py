@@ -19,6 +19,7 @@ from schedc.cli.common import (
 )
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.pictures import DOT, SUFFIXES
+from schedc.cli.recorded import record_argument
 from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
+@record_argument
 @click.option(
     "--to",
     "target",

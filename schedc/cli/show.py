@@ -33,6 +33,7 @@ from schedc.cli.pictures import (
     width_option,
     write_drawing,
 )
+from schedc.cli.recorded import record_argument
 from schedc.cli.traced import charts_of_trace
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ShowRequest:
 @schedule_arguments
 @slices_argument
 @cost_arguments
+@record_argument
 @format_option
 @width_option
 @click.option(

@@ -7,9 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from schedc.draw.beside import Beside
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.copy_runs import CopyRuns
 from schedc.step.memory import Memory
 from schedc.step.timeline import Timeline
 from schedc.step.work_runs import WorkRuns
@@ -42,6 +44,7 @@ class CellColumns:
     chunk: [ops] chunk, on its rank, of each op (not of each cell).
     inside: [cells] highest memory while the cell runs, in the costs' unit. after: [cells] memory from the end of the
     cell to the start of the next. makespan: time units. works: what moves beside the compute; None without any.
+    copies: copies of experts that travel inside cells; None without any.
     """
 
     schedule: Schedule
@@ -56,9 +59,15 @@ class CellColumns:
     after: Floats
     makespan: float
     works: WorkRuns | None = None
+    copies: CopyRuns | None = None
 
     def __len__(self) -> int:
         return int(self.first.size)
+
+    @cached_property
+    def beside(self) -> Beside | None:
+        """Works and copies on their lanes; None without any."""
+        return Beside.of(self.works, self.copies)
 
     @cached_property
     def rank(self) -> Int64:
@@ -118,7 +127,13 @@ class CellColumns:
         return np.array([number[name] for name in self.schedule.phases])[self.schedule.phase[self.first]]
 
 
-def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory, works: WorkRuns | None = None) -> CellColumns:
+def cells_of(
+    schedule: Schedule,
+    timeline: Timeline,
+    memory: Memory,
+    works: WorkRuns | None = None,
+    copies: CopyRuns | None = None,
+) -> CellColumns:
     """[cells] The cells of a schedule with their times, and with the memory while they run and after them."""
     dependencies = timeline.dependencies
     first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
@@ -129,6 +144,7 @@ def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory, works: Work
     return CellColumns(
         schedule, dependencies.rank_start, first, second,
         start, start + share * (end - start), end, chunk, memory.memory_inside, after, timeline.makespan, works,
+        copies,
     )  # fmt: skip
 
 

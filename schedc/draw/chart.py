@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.draw.cells import CellColumns, cells_of
-from schedc.draw.facts import figures, weighted
+from schedc.draw.facts import INSIDE, figures, weighted
 from schedc.draw.markup import plain_markup
 from schedc.ir.arrays import Int64
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
-from schedc.step.bubbles import Bubbles, classify, classify_run, critical_path
+from schedc.step.bubbles import Bubbles, classify, classify_cells, classify_run, critical_path
+from schedc.step.copy_runs import CopyRuns
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory, measure_memory
@@ -27,7 +28,8 @@ class Chart:
 
     p2p: time. Latency of a message by the costs; 0 for a run. said: words that the title adds, such as ``measured``.
     origin: (name, value) of a further figure that says where the times are from. measured: whether the times are those
-    of a run, in ms. works: what moves beside the compute; None without any.
+    of a run, in ms. works: what moves beside the compute; copies: copies of experts inside cells; None without any.
+    note: what the drawing leaves out; "" for nothing.
     """
 
     schedule: Schedule
@@ -39,6 +41,8 @@ class Chart:
     origin: tuple[tuple[str, str], ...] = ()
     measured: bool = False
     works: WorkRuns | None = None
+    copies: CopyRuns | None = None
+    note: str = ""
 
     @classmethod
     def of(
@@ -47,6 +51,15 @@ class Chart:
         """The chart of a timeline and a memory under these costs."""
         bubbles = classify(timeline, costs, works)
         return cls(schedule, timeline, memory, bubbles, float(costs.p2p), works=works)
+
+    @classmethod
+    def inside(cls, schedule: Schedule, memory: Memory, costs: Costs, copies: CopyRuns) -> Chart:
+        """The chart of a step that is priced from inside its cells, with the copies that travel there."""
+        timeline, latency = copies.timeline, float(costs.p2p)
+        bubbles = classify_cells(timeline, timeline.end - timeline.start, latency)
+        what, _, where = INSIDE.partition(" ")
+        origin = ((what, where),)
+        return cls(schedule, timeline, memory, bubbles, latency, origin=origin, copies=copies)
 
     @classmethod
     def predicted(cls, schedule: Schedule, costs: Costs, dependencies: Dependencies | None = None) -> Chart:
@@ -62,7 +75,7 @@ class Chart:
 
     @cached_property
     def cells(self) -> CellColumns:
-        return cells_of(self.schedule, self.timeline, self.memory, self.works)
+        return cells_of(self.schedule, self.timeline, self.memory, self.works, self.copies)
 
     @cached_property
     def critical(self) -> Int64:

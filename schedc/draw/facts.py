@@ -12,6 +12,9 @@ from schedc.ir.schedule import Schedule
 from schedc.step.memory import Memory
 from schedc.step.timeline import Timeline
 
+INSIDE = "times from inside cells, on the rank of the expert group that ends last"
+"""What a drawing with copies of experts says of its times."""
+
 
 def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str, str]:
     """The figures by which schedules are compared, by name, in the order in which views show them.

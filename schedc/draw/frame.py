@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.draw import palette
+from schedc.draw.beside import LANES, Beside
 from schedc.draw.cells import CellColumns
 from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
 from schedc.draw.markup import box, fit_text_width, label, line, number, plain_markup, quantity, text_width
-from schedc.draw.work_lanes import legend_texts
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FACTS, OpKind
-from schedc.ir.works import WorkLane
-from schedc.step.work_runs import WorkRuns
 
 _SIZE = 12.0
 _ROW = 22.0
@@ -73,7 +71,7 @@ def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
 def legend(cells: CellColumns, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
     """The meaning of every fill, ink and tint in use, in as many rows as they need, and the y (px) of the next row."""
     parts: list[str] = []
-    for items in (_marks(cells, held, strips), _work_marks(cells.works, strips), _phase_marks(cells)):
+    for items in (_marks(cells, held, strips), _lane_marks(cells.beside, strips), _phase_marks(cells)):
         x = MARGIN
         for item in items:
             if x > MARGIN and x + item.width > width - MARGIN:
@@ -160,11 +158,11 @@ def _phase_marks(cells: CellColumns) -> list[LegendItem]:
     return items
 
 
-def _work_marks(works: WorkRuns | None, strips: bool) -> list[LegendItem]:
-    if works is None or not len(works):
+def _lane_marks(beside: Beside | None, strips: bool) -> list[LegendItem]:
+    if beside is None or not len(beside):
         return []
-    items = [LegendItem(_SWATCH, _lane_patch(lane), text) for lane, text in legend_texts(works)]
-    if not (works.times.exposed > 0).any():
+    items = [LegendItem(_SWATCH, _lane_patch(lane), text) for lane, text in beside.legend()]
+    if not beside.stands:
         return items
     stands: Callable[[float, float], str] = lambda x, y: _patch(x, y, 2 * _SWATCH, "stands")  # noqa: E731
     if strips:
@@ -172,8 +170,8 @@ def _work_marks(works: WorkRuns | None, strips: bool) -> list[LegendItem]:
     return [*items, LegendItem(2 * _SWATCH, stands, "exposed: the rank stands at a JOIN")]
 
 
-def _lane_patch(lane: WorkLane) -> Callable[[float, float], str]:
-    return lambda x, y: box(x, y + 2, _SWATCH, 10, lane.name.lower())
+def _lane_patch(lane: int) -> Callable[[float, float], str]:
+    return lambda x, y: box(x, y + 2, _SWATCH, 10, LANES[lane])
 
 
 def _patch(x: float, y: float, width: float, style: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.ir.ops import FACTS, OpKind
-from schedc.ir.works import WorkLane
 
 HUES: dict[str, tuple[str, str]] = {
     "orange": ("#f7b267", "#b2530c"),
@@ -20,8 +19,10 @@ FILLS: dict[OpKind, tuple[str, str]] = {kind: HUES[FACTS[kind].colour] for kind 
 """Fill of each kind in two shades. The hues are those of the DualPipe figures: forward orange, both backwards green,
 weight gradient blue. Those figures have no recomputation, which is purple here."""
 
-LANES: dict[WorkLane, str] = {WorkLane.D2H: "#8fd0cf", WorkLane.H2D: "#f0b3c4", WorkLane.DP: "#c9c0e6"}
-"""Fill of the works of each lane, on either ground, under the first ink."""
+LANES: dict[str, str] = {
+    "d2h": "#8fd0cf", "h2d": "#f0b3c4", "dp": "#c9c0e6", "rail": "#e8cf7a", "node": "#d9c3a5",
+}  # fmt: skip
+"""Fill of what runs on each lane beside compute, on either ground, under the first ink."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colours of numerals by chunk: even chunks stand on the pale shade, odd chunks on the deep shade. The fifth chunk has

@@ -65,16 +65,15 @@ _WORKS = "".join((
     ".stands{fill:url(#stands)}",
     f".standing{{stroke-width:{number(STRIP_LANE.cells)}}}",
     *(
-        f".{lane.name.lower()}{{fill:{fill}}}"
-        f"path.{lane.name.lower()}{{stroke:{fill};stroke-width:{number(STRIP_LANE.works - 2)}}}"
+        f".{lane}{{fill:{fill}}}path.{lane}{{stroke:{fill};stroke-width:{number(STRIP_LANE.works - 2)}}}"
         for lane, fill in palette.LANES.items()
     ),
 ))  # fmt: skip
-"""Rules of works, on either ground."""
+"""Rules of works and copies, on either ground."""
 
 
 def _colours_of_works(ground: Ground) -> str:
-    lanes = ",".join(f".{lane.name.lower()}" for lane in palette.LANES)
+    lanes = ",".join(f".{lane}" for lane in palette.LANES)
     return (
         f"{lanes}{{stroke:{ground.paper};stroke-width:.8}}.standing,.stand-hatch{{stroke:{ground.exposed}}}.stand-ground{{fill:{ground.paper}}}"
         f"text.lane-name{{fill:{ground.muted}}}"
@@ -106,7 +105,7 @@ def sheet(shapes: str, colours: Callable[[Ground], str], patterns: str = "") -> 
 
 
 WORKS = sheet(_WORKS, _colours_of_works, _HATCH_OF_JOINS)
-"""What drawings of works add."""
+"""What drawings of works and copies add."""
 
 _HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'

@@ -68,7 +68,9 @@ def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) 
             name = StyledText(_rank_name(rank).ljust(left), _BOLD)
             lane = _coloured(chart, rank, grid) if colours else _letters(chart, rank, grid)
             lines.append(paint([name, *lane, StyledText(rows[1 + rank] if grid.figures else "")], colours).rstrip())
-            lines += [paint(texts, colours).rstrip() for texts in lane_rows(chart.works, rank, grid, left, colours)]
+            lines += [
+                paint(texts, colours).rstrip() for texts in lane_rows(chart.cells.beside, rank, grid, left, colours)
+            ]
         lines.append("")
     return "\n".join([*lines, *_legend(charts, width, colours)]) + "\n"
 

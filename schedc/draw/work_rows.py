@@ -1,4 +1,4 @@
-"""The works of a rank in the terminal: a line per lane that the rank uses, under the line of the rank."""
+"""Works and copies of a rank in the terminal: a line per lane that the rank uses, under the line of the rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 
 from schedc.draw import palette
 from schedc.draw.ansi import Style, StyledText
+from schedc.draw.beside import LANES, Beside
 from schedc.draw.chart import Chart
-from schedc.draw.work_lanes import legend_texts, numeral
-from schedc.ir.works import LANE_NAMES, WorkLane
-from schedc.step.work_runs import WorkRuns
 
 _INDENT = "  "
 _MOVES = "="
@@ -29,26 +27,26 @@ class CharacterGrid:
 
 
 def lane_rows(
-    works: WorkRuns | None, rank: int, grid: CharacterGrid, left: int, colours: int
+    beside: Beside | None, rank: int, grid: CharacterGrid, left: int, colours: int
 ) -> Iterator[list[StyledText]]:
     """A line per lane. left: characters that names take. colours: as for `schedc.draw.terminal.draw_terminal`."""
-    for lane in works.lanes_of(rank) if works is not None else ():
-        name = StyledText(f"{_INDENT}{LANE_NAMES[lane]}".ljust(left)[:left], Style(faint=True))
-        yield [name, *_runs(works, rank, lane, grid, colours)] if works is not None else []
+    for lane in beside.lanes_of(rank) if beside is not None else ():
+        name = StyledText(f"{_INDENT}{LANES[lane]}".ljust(left)[:left], Style(faint=True))
+        yield [name, *_runs(beside, rank, lane, grid, colours)] if beside is not None else []
 
 
-def _runs(works: WorkRuns, rank: int, lane: WorkLane, grid: CharacterGrid, colours: int) -> Iterator[StyledText]:
-    """The works of a lane between blanks, each at least one column wide, with the microbatch where it fits."""
-    rows = works.on(rank, lane)
-    edges = np.stack([works.times.begin[rows], works.times.finish[rows]]) * grid.scale
-    style = Style(palette.INKS[0], palette.LANES[lane]) if colours else Style()
+def _runs(beside: Beside, rank: int, lane: int, grid: CharacterGrid, colours: int) -> Iterator[StyledText]:
+    """The rows of a lane between blanks, each at least one column wide, with the microbatch where it fits."""
+    rows = beside.on(rank, lane)
+    edges = np.stack([beside.begin[rows], beside.finish[rows]]) * grid.scale
+    style = Style(palette.INKS[0], palette.LANES[LANES[lane]]) if colours else Style()
     column = 0
     for row, (begin, end) in zip(rows.tolist(), np.rint(edges.T).astype(int).tolist(), strict=True):
         first = max(begin, column)
         last = min(max(end, first + 1), grid.columns)
         if first >= last:
             continue
-        text = numeral(works, row)
+        text = beside.numeral(row)
         if len(text) > last - first:
             text = ""
         yield StyledText(" " * (first - column))
@@ -62,7 +60,7 @@ def _runs(works: WorkRuns, rank: int, lane: WorkLane, grid: CharacterGrid, colou
 
 def lane_items(charts: Sequence[Chart], colours: int) -> Iterator[list[StyledText]]:
     """The legend of the lanes in use."""
-    texts = {lane: text for chart in charts if chart.works is not None for lane, text in legend_texts(chart.works)}
+    texts = {lane: text for chart in charts if (beside := chart.cells.beside) for lane, text in beside.legend()}
     for lane in sorted(texts):
-        swatch = StyledText("  ", Style(fill=palette.LANES[lane])) if colours else StyledText(_MOVES)
+        swatch = StyledText("  ", Style(fill=palette.LANES[LANES[lane]])) if colours else StyledText(_MOVES)
         yield [swatch, StyledText(f" {texts[lane]}")]

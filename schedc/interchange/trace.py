@@ -4,7 +4,8 @@ The format: "Trace Event Format", Google, JSON object form. Each rank is a proce
 one for backwards and weight gradients. So the two halves of an overlapped pair are one above the other. A counter shows
 the activations that the rank holds. One unit of cost is one millisecond. An arrow leads from the op that sends a
 message to the op that waits for it. Each lane of works that a rank uses is a track more, and so are the times that the
-rank stands at JOINs.
+rank stands at JOINs. Where copies of experts travel inside cells, times are those from inside cells. The exchanges of
+copies have tracks of their links.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from schedc.cell.graph import LINKS
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import FACTS, LANE_NAMES, WorkLane, WorkRow
+from schedc.plan.price_cells import price_cells
 from schedc.source import NOWHERE
+from schedc.step.cells.copies_in_step import copies_in_step
+from schedc.step.copy_runs import CopyRuns
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory, measure_memory, without
@@ -34,6 +39,8 @@ _LANE = len(_TRACKS)
 """Track of the first lane of works."""
 _JOINS = _LANE + len(WorkLane)
 """Track of the times that a rank stands at JOINs."""
+_LINK = _JOINS + 1
+"""Track of the first link on which copies of experts travel."""
 
 Event = dict[str, Any]
 
@@ -42,15 +49,25 @@ def export(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> s
     """The target ``trace``: the timeline that the costs predict; see `to_trace`."""
     dependencies = Dependencies.of(schedule)
     memory = measure_memory(schedule, costs, dependencies)
+    inside = price_cells(dependencies, costs) if works is None and schedule.plan.copies_experts else None
+    if inside is not None and (copies := copies_in_step(inside)) is not None:
+        return to_trace(schedule, copies.timeline, memory, copies=copies)
     if works is None:
         return to_trace(schedule, simulate(schedule, costs, dependencies), memory)
     return to_trace(schedule, works.timeline(float(costs.p2p)), without(memory, works.placed), works)
 
 
-def to_trace(schedule: Schedule, timeline: Timeline, memory: Memory, works: WorkRuns | None = None) -> str:
+def to_trace(
+    schedule: Schedule,
+    timeline: Timeline,
+    memory: Memory,
+    works: WorkRuns | None = None,
+    copies: CopyRuns | None = None,
+) -> str:
     """The trace as JSON text; ends with a newline."""
     events = [*_headers(schedule.ranks), *_ops(schedule, timeline)]
     events += _works(works) if works is not None else []
+    events += _copies(copies) if copies is not None else []
     events += [*_counters(timeline, memory, works), *_arrows(timeline)]
     facts = {"schedule": schedule.name, "unit": "1 ms is 1 unit of cost", "makespan": timeline.makespan}
     sizes = {name: value for name, value in schedule.sizes.items() if name not in facts}
@@ -114,6 +131,18 @@ def _works(works: WorkRuns) -> Iterator[Event]:
     for row, start, end in works.waits:
         name = f"JOIN {_name(works.works.work(row))}"
         yield _slice(name, "exposed", (int(works.rank[row]), _JOINS), _during(start, end))
+
+
+def _copies(copies: CopyRuns) -> Iterator[Event]:
+    """The tracks of links, and one complete event per exchange of copies."""
+    lanes = copies.lane.tolist()
+    for rank, lane in sorted(set(zip(copies.rank.tolist(), lanes, strict=True))):
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": _LINK + lane, "args": {"name": LINKS[lane]}}
+    begin, finish, exposed = (column.tolist() for column in (copies.begin, copies.finish, copies.exposed))
+    for row, lane in enumerate(lanes):
+        home = int(copies.rank[row]), _LINK + lane
+        facts = {"exposed": exposed[row]}
+        yield _slice(copies.name(row), LINKS[lane], home, _during(begin[row], finish[row]), facts)
 
 
 def _homes(works: WorkRuns) -> tuple[list[int], list[int]]:

@@ -335,6 +335,11 @@ class Plan:
         return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
 
     @property
+    def copies_experts(self) -> bool:
+        """Whether ranks compute rows with copies of other ranks' experts."""
+        return self.balance is not None or self.hot is not None
+
+    @property
     def copies_by_microbatch(self) -> bool:
         """Whether weights of experts travel in every microbatch."""
         by_microbatch = self.balance is not None and self.balance.by == "microbatch"

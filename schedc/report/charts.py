@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from schedc.compiler import price
@@ -14,8 +15,11 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
 from schedc.plan.passes import Step, lower
 from schedc.plan.price_cells import price_cells
+from schedc.plan.travelling import travelling_copies
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.costs.costs import Costs, load_costs
+
+_BESIDE_WORKS = "copies of experts are not drawn beside works; `schedc check` prices them"
 
 
 def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int | None = None) -> Chart:
@@ -43,7 +47,10 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
 
 def _chart_of(step: Step) -> Chart:
     step = lower(step, "timeline", "memory")
-    return Chart.of(step.schedule, step.timeline, step.memory, step.costs, step.works)
+    if (copies := travelling_copies(step)) is not None:
+        return Chart.inside(step.schedule, step.memory, step.costs, copies)
+    note = _BESIDE_WORKS if step.works and step.costs.cell and step.schedule.plan.copies_experts else ""
+    return replace(Chart.of(step.schedule, step.timeline, step.memory, step.costs, step.works), note=note)
 
 
 def run_charts(

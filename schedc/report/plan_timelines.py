@@ -8,6 +8,7 @@ from pathlib import Path
 from schedc.draw.svg import picture
 from schedc.inputs import open_input
 from schedc.plan.passes import Step, lower
+from schedc.plan.travelling import travelling_copies
 from schedc.report.plan_folder import COSTS_SUFFIX
 from schedc.step.costs.costs import load_costs
 from schedc.step.memory import Memory, RankBytes
@@ -33,7 +34,9 @@ def timeline_svg(plan: Path) -> str:
     """The picture of a plan's order, in seconds and GB. Raises `DiagnosticError` for files that do not compile."""
     step = priced_file(plan)
     memory, title = _in_gigabytes(step.memory), f"{plan.name}: {step.schedule.name}, in seconds and GB"
-    return picture(step.schedule, step.predicted, memory, step.works, title=title, width=_WIDTH).text
+    return picture(
+        step.schedule, step.predicted, memory, step.works, copies=travelling_copies(step), title=title, width=_WIDTH
+    ).text
 
 
 def _in_gigabytes(memory: Memory) -> Memory:

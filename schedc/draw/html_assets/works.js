@@ -1,4 +1,4 @@
-// Works beside compute: a strip per lane under the ranks that use it, and the times that ranks stand at JOINs.
+// Works and copies of experts beside compute: a strip per lane under the ranks that use it, and times at JOINs.
 
 // A chart's works, in order of rank, lane and time; strips: by rank, the rows of each lane in use.
 function worksOf(raw, columns) {
@@ -32,10 +32,10 @@ function workAt(chart, rank, strip, time) {
 function standsBetween(chart, rank, low, high) {
   const stands = [];
   for (const { from, to } of stripsOf(chart, rank)) {
-    const { finish, exposed } = chart.works;
+    const { finish, exposed, kind, joined } = chart.works;
     for (let row = firstWhere(from, to, (work) => finish[work] > low + EPSILON); row < to; row++) {
       if (finish[row] > high + EPSILON) break;
-      if (exposed[row] > 0) stands.push([finish[row] - exposed[row], finish[row], row]);
+      if (exposed[row] > 0 && kind[row] < joined) stands.push([finish[row] - exposed[row], finish[row], row]);
     }
   }
   return stands.sort((a, b) => a[0] - b[0]);
@@ -95,23 +95,26 @@ function paintLaneNames(chart, rank, y) {
 
 // What stands in a work: its microbatch; of one that concerns a stage two letters of its kind, and the stage.
 function numeralOfWork({ works }, row) {
-  const { kinds, kind, stage, microbatch } = works;
-  return microbatch[row] < 0 ? `${kinds[kind[row]].slice(0, 2)}${stage[row]}` : String(microbatch[row]);
+  const { kinds, kind, joined, stage, microbatch } = works;
+  const short = kinds[kind[row]].slice(0, kind[row] < joined ? 2 : 1);
+  return microbatch[row] < 0 ? `${short}${stage[row]}` : String(microbatch[row]);
 }
 
 function workName({ works }, row) {
-  const name = `${works.kinds[works.kind[row]]} of stage ${works.stage[row]}`;
+  const layer = works.layer[row] < 0 ? "" : `, layer ${works.layer[row]}`;
+  const name = `${works.kinds[works.kind[row]]} of stage ${works.stage[row]}${layer}`;
   return works.microbatch[row] < 0 ? name : `${name}, microbatch ${works.microbatch[row]}`;
 }
 
 // What there is to say of a work, line by line.
 function describeWork(chart, row) {
-  const { rank, lane, lanes, size, sizes, begin, finish, exposed } = chart.works;
+  const { rank, lane, lanes, size, sizes, begin, finish, exposed, kind, joined } = chart.works;
+  const place = kind[row] < joined ? "at its JOIN" : "for it inside a cell";
   return [
     `${workName(chart, row)} on rank ${rank[row]}`,
-    `lane ${lanes[lane[row]]}, moves ${sizes[size[row]]}`,
+    `lane ${lanes[lane[row]]}` + (sizes[size[row]] ? `, moves ${sizes[size[row]]}` : ""),
     `${shortNumber(begin[row])} to ${shortNumber(finish[row])}, ${shortNumber(finish[row] - begin[row])} long`,
-    exposed[row] > 0 ? `the rank stands ${shortNumber(exposed[row])} at its JOIN` : "nothing exposed",
+    exposed[row] > 0 ? `the rank stands ${shortNumber(exposed[row])} ${place}` : "nothing exposed",
   ];
 }
 
