@@ -23,10 +23,13 @@ from schedc.diagnose.recording import (
 )
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.source import Source
+from schedc.step.copy_runs import COPIES
 
 _RANKS, _STEPS = 1 << 16, 1 << 20
 """Most ranks, and most steps, of a trace."""
 _SAVE = "all ranks must call `schedc_runtime.save_trace(pipe, folder)`; give the folder (docs/guide/diagnosis.md)"
+_BESIDE = " beside"
+"""The part of further calls of an instruction, which follow it."""
 _LONGEST = 1e15
 """Microseconds above which an interruption is no number."""
 
@@ -157,6 +160,8 @@ def _slices_of(source: Source, document: dict[str, Any]) -> dict[int, dict[int, 
         refuse(source, "a predicted timeline, which `schedc export --to trace` wrote: nothing in it was measured")
     steps: dict[int, dict[int, list[_Slice]]] = defaultdict(lambda: defaultdict(list))
     for event, begin, end in slices(document, source):
+        if event.get("cat") == COPIES:
+            continue
         rank, facts = event.get("pid"), event.get("args")
         facts = facts if isinstance(facts, dict) else {}
         step = facts.get("step", 0)
@@ -208,7 +213,7 @@ def _rank_step(found: list[_Slice]) -> RankStep:
     for each in found:
         if cell := cell_ops(each.name):
             ops, part = cell
-            if part and ops == open_cell:
+            if (part and ops == open_cell) or (part == _BESIDE and cells and ops == cells[-1].ops):
                 inside = sum(wait.end - wait.begin for wait in waits)
                 last = cells[-1]
                 cells[-1] = last._replace(

@@ -36,6 +36,7 @@ class HotReturn:
             pending = self.exchanges.pop(0)
             returned.append(pending.communicator.wait(pending.handle))
         self.lender.take_back(returned)
+        self.lender.tell_joined(gradients=True)
 
 
 def with_hot_returns(code: Code, stages: Mapping[int, Stage], *, summed: bool) -> Code:

@@ -17,6 +17,9 @@ Handler = Callable[[Registers, Any], bool | None]
 Call = tuple[Handler, Any]
 """A handler and its operands."""
 
+BESIDE = "beside"
+"""The label of further calls that belong to an instruction."""
+
 
 class BoundStep(NamedTuple):
     """One call, and which instructions of the program it runs.
@@ -63,7 +66,7 @@ class Code:
     def woven(self, before: Mapping[int, Sequence[Call]], after: Mapping[int, Sequence[Call]]) -> Code:
         """The code with further calls before and after some of its steps, given by position.
 
-        Errors and traces count each further call to the instruction of its step.
+        Errors and traces count each further call to the instruction of its step, as its part ``beside``.
         """
         steps: list[BoundStep] = []
         for position, step in enumerate(self.steps):
@@ -74,4 +77,4 @@ class Code:
 
 
 def _beside(step: BoundStep, call: Call) -> BoundStep:
-    return step._replace(handler=call[0], operands=call[1], width=1, label="")
+    return step._replace(handler=call[0], operands=call[1], width=1, label=BESIDE)

@@ -27,6 +27,7 @@ from schedc_runtime.transport.base import Transport
 
 if TYPE_CHECKING:
     from schedc_runtime.execute.interruptions import Interruptions
+    from schedc_runtime.moe.traced_copies import CopySpan, TracedCopies
     from schedc_runtime.moe.traced_rows import TracedRows
 
 WRITTEN_FROM = 2
@@ -58,6 +59,7 @@ class Interval(NamedTuple):
 
     part: which micro-step of a cell; "" for a whole instruction. off_core, collecting: ns between start and end, as
     `Interruptions` has them. loads: as `RoutedRows`, of each layer with experts whose rows were routed in it.
+    copies: the exchanges of a step's copies that were joined in it.
     """
 
     row: int
@@ -68,6 +70,7 @@ class Interval(NamedTuple):
     off_core: int = 0
     collecting: int = 0
     loads: Sequence[tuple[int, int, float]] = ()
+    copies: Sequence[CopySpan] = ()
 
 
 class StreamTimes(NamedTuple):
@@ -247,16 +250,17 @@ class Executor:
     def _advance_observed(self) -> bool:
         """As `advance`, with start and end of each step, and its name for torch's profiler if wanted."""
         from schedc_runtime.execute.interruptions import Interruptions
+        from schedc_runtime.moe.traced_copies import TracedCopies
         from schedc_runtime.moe.traced_rows import TracedRows, rows_of_routes
 
-        with Interruptions() as interruptions, TracedRows() as rows:
-            ended = self._advance_within(interruptions, rows)
+        with Interruptions() as interruptions, TracedRows() as rows, TracedCopies() as copies:
+            ended = self._advance_within(interruptions, rows, copies)
         if ended and self.intervals is not None:
             loads = rows_of_routes([x.loads for x in self.intervals])
             self.intervals = [x._replace(loads=own) for x, own in zip(self.intervals, loads, strict=True)]
         return ended
 
-    def _advance_within(self, interruptions: Interruptions, rows: TracedRows) -> bool:
+    def _advance_within(self, interruptions: Interruptions, rows: TracedRows, copies: TracedCopies) -> bool:
         steps, registers, count = self.code.steps, self.registers, len(self.code.steps)
         intervals = self.intervals if self.intervals is not None else []
         begin_running(self)
@@ -273,7 +277,7 @@ class Executor:
                 end = perf_counter_ns()
                 off_core, collecting = (now - before for now, before in zip(interruptions.read(), begun, strict=True))
                 times = self._started, end, step.label, off_core, collecting
-                intervals.append(Interval(step.row, step.width, *times, rows.take()))
+                intervals.append(Interval(step.row, step.width, *times, rows.take(), copies.take()))
                 self._started = 0
                 self.position += 1
         except Exception as error:
@@ -289,7 +293,15 @@ class Executor:
 
     def finish(self) -> bool:
         """Complete the sums that the stream has started and not completed; False if one is still awaited."""
-        return self.registers.finish_sums()
+        if not self.intervals:
+            return self.registers.finish_sums()
+        from schedc_runtime.moe.traced_copies import TracedCopies
+
+        with TracedCopies() as copies:
+            ended = self.registers.finish_sums()
+        last = self.intervals[-1]
+        self.intervals[-1] = last._replace(copies=[*last.copies, *copies.take()])
+        return ended
 
     def at_work(self) -> Callable[[], str]:
         """A function that says which instruction runs now, of which stage and rank."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.measure.step_trace import chrome_trace
+from schedc_runtime.measure.step_trace import begin_of, chrome_trace
 from schedc_runtime.pipeline.agree.agreement import program_digest
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.state.report import on_one_clock
@@ -37,7 +37,7 @@ def save_trace(pipe: Pipeline, folder: str | os.PathLike[str]) -> list[Path]:
     written = []
     for rank, spans in on_one_clock(pipe.intervals).items():
         document = chrome_trace(runner.traced, {rank: spans})
-        document["baseTimeNanoseconds"] = min(span.start for span in spans)
+        document["baseTimeNanoseconds"] = begin_of({rank: spans})
         document["otherData"] |= {"rank": rank, **facts, "program": program_digest(runner.traced)}
         written.append(place / f"rank-{rank:04}-step-{runner.traced_step:08}.json")
         whole = written[-1].with_suffix(".part")

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.program import Action, Half
+from schedc.cell.graph import LINKS
+from schedc.cell.program import Action, Half, graph_of
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import LANE_NAMES, WorkLane
 from schedc.source import NOWHERE
+from schedc.step.copy_runs import COPIES, copy_name
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import TIMES
 from schedc.step.timeline import simulate
@@ -23,6 +25,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import batch_label, receives, sentence
 from schedc_runtime.measure.stage_times import HALVES
+from schedc_runtime.moe.traced_copies import CopySpan
 
 Intervals = Mapping[int, Sequence[Interval]]
 """When each instruction of one step ran, by rank, in nanoseconds of one clock."""
@@ -32,6 +35,10 @@ _COMPUTE, _COMMUNICATION = 0, 1
 _TRACKS = {_COMPUTE: "compute", _COMMUNICATION: "communication"}
 _LANES = {len(_TRACKS) + lane: f"lane {LANE_NAMES[lane]}" for lane in WorkLane}
 """Tracks of works, by lane."""
+_LINKS = {str(lane): (len(_TRACKS) + len(WorkLane) + at, f"lane {lane}") for at, lane in enumerate(LINKS)}
+"""Track, and its name, of the links on which copies of experts travel."""
+_COPIES = "hot."
+"""What the names of exchanges of copies by microbatch begin with, behind the layer."""
 
 
 def chrome_trace(program: Program, *steps: Intervals) -> dict[str, Any]:
@@ -40,20 +47,27 @@ def chrome_trace(program: Program, *steps: Intervals) -> dict[str, Any]:
     One process per rank, with a track for compute, one for communication, and one for each lane of the program's works;
     times in microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
     arrow leads from each send to the end of the wait that received it. Each slice of several steps has the number of
-    its step.
+    its step. An exchange of copies of experts has a slice from its start to its join, on the track of its links.
     """
-    begin = min((interval.start for step in steps for spans in step.values() for interval in spans), default=0)
+    begin = begin_of(*steps)
     events = [event for rank in steps[0] for event in _headers(program, rank)]
     for number, step in enumerate(steps):
         which = number if len(steps) > 1 else -1
         events += [
             event for rank, spans in step.items() for x in spans for event in _events(program, rank, x, begin, which)
         ]
+        events += [event for rank, spans in step.items() for event in _copy_events(program, rank, spans, begin, which)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {"schedule": program.name, **{name: str(size) for name, size in program.sizes.items()}},
     }
+
+
+def begin_of(*steps: Intervals) -> int:
+    """When the first instruction or exchange of copies of some steps began, in ns."""
+    spans = [interval for step in steps for spans in step.values() for interval in spans]
+    return min((start for x in spans for start in (x.start, *(copy[-2] for copy in x.copies))), default=0)
 
 
 def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
@@ -201,6 +215,40 @@ def _events(program: Program, rank: int, interval: Interval, begin: int, step: i
             yield {"ph": "s", "ts": start, **flow}
         elif program.kind[r] == InstructionKind.WAIT and receives(program, r):
             yield {"ph": "f", "bp": "e", "ts": end, **flow}
+
+
+def _copy_events(
+    program: Program, rank: int, spans: Sequence[Interval], begin: int, step: int
+) -> Iterator[dict[str, Any]]:
+    """A slice per exchange of copies, behind the names of the tracks that they use."""
+    if program.plan.balance is not None and program.plan.balance.in_place:
+        return  # copies stay at home
+    copies = [CopySpan(*each) for x in spans for each in x.copies] + list(_copies_by_microbatch(program, spans))
+    if step <= 0:
+        for lane in dict.fromkeys(copy.lane for copy in copies):
+            track, name = _LINKS[lane]
+            yield {"ph": "M", "pid": rank, "name": "thread_name", "args": {"name": name}, "tid": track}
+    for lane, gradients, stage, layer, microbatch, start, end in copies:
+        yield {"ph": "X", "name": copy_name(gradients, stage, layer, microbatch), "cat": COPIES,
+               "ts": (start - begin) / 1000, "dur": (end - start) / 1000, "pid": rank, "tid": _LINKS[lane][0],
+               "args": {"step": step} if step >= 0 else {}}  # fmt: skip
+
+
+def _copies_by_microbatch(program: Program, spans: Sequence[Interval]) -> Iterator[CopySpan]:
+    """The exchanges of copies that are micro-steps, each from its start to the end of its wait."""
+    started: dict[tuple[int, TracedStep], int] = {}
+    for x in spans:
+        step = TracedStep.parse(x.part)
+        if step is None or not step.role.startswith(_COPIES):
+            continue
+        key = x.row, step._replace(action=Action.START)
+        if step.action is Action.START:
+            started[key] = x.start
+        elif key in started:
+            row = program.instruction(x.row)
+            stage, microbatch = graph_of(row.kind_name, step.half, (row.stage, row.microbatch), row.last_slot)
+            of_layer = step.half is Half.WEIGHT, stage, step.layer, microbatch
+            yield CopySpan(step.role.removeprefix(_COPIES), *of_layer, started.pop(key), x.end)
 
 
 def _arguments(program: Program, interval: Interval, step: int) -> dict[str, Any]:

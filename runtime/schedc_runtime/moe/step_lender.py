@@ -12,17 +12,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from schedc.cell.graph import Lane
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.stacked_linear import sum_type
 from schedc_runtime.moe.step_plan import Held
+from schedc_runtime.moe.traced_copies import CopySpan, joined
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.transport.collective_calls import Communicator
 
 
 @dataclass
@@ -55,6 +59,10 @@ class StepLender(ABC):
         self.experts, self.group = experts, group
         self.after: StepLender | None = None
         """The lender of the next layer of the rank, whose weights travel beside this layer's work."""
+        self.place = -1, -1
+        """Stage, and number of the layer in it."""
+        self._left_at = 0
+        """When the exchanges that travel were started, in ns of `perf_counter_ns`."""
         self.held: Held = ()
         """[ranks] the copies of the step that runs; empty outside of steps, and where nothing is copied."""
         self.statistics = LentStatistics()
@@ -69,6 +77,16 @@ class StepLender(ABC):
         self._microbatches = 0
         self._travelling: list[Pending] | None = None
         self._slots = LentRoom()
+
+    @property
+    def peers(self) -> Communicator:
+        """The ranks among which experts are lent."""
+        return self.group.expert
+
+    @property
+    def lane(self) -> Lane:
+        """The links on which copies travel."""
+        return Lane.NODE if self.peers.size <= self.group.per_node else Lane.RAIL
 
     @abstractmethod
     def planned(self, rows: Tensor, microbatches: int) -> Held:
@@ -136,6 +154,7 @@ class StepLender(ABC):
         """Start to fill the slots, unless that has begun."""
         if self.held and self._travelling is None:
             before = sum(self.group.expert.sent)
+            self._left_at = perf_counter_ns()
             self._travelling = self.send()
             self.statistics.sent += sum(self.group.expert.sent) - before
 
@@ -145,9 +164,12 @@ class StepLender(ABC):
         The first call of a step waits for them, and starts those of the next layer.
         """
         self.start()
+        arrive = bool(self._travelling)
         while self._travelling:
             pending = self._travelling.pop(0)
             self.arrive(pending.communicator.wait(pending.handle))
+        if arrive:
+            self.tell_joined(gradients=False)
         if self.after is not None:
             self.after.start()
         return self._slots.parameters if self.held else ()
@@ -167,10 +189,15 @@ class StepLender(ABC):
         theirs = self._slots.sums()
         if not self.held or not theirs:
             return []
-        before = sum(self.group.expert.sent)
+        before, self._left_at = sum(self.group.expert.sent), perf_counter_ns()
         pending = self.send_back(theirs)
         self.statistics.sent += sum(self.group.expert.sent) - before
         return pending
+
+    def tell_joined(self, *, gradients: bool) -> None:
+        """Tell those who trace the step that the exchanges of weights, or of ``gradients``, have been joined."""
+        for tell in joined:
+            tell(CopySpan(self.lane, gradients, *self.place, -1, self._left_at, perf_counter_ns()))
 
     def leave(self) -> None:
         """End a step, whether it has succeeded or not. The copy of its rows to the host begins."""

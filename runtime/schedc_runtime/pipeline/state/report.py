@@ -76,6 +76,9 @@ def collected_trace(control: ControlPlane, intervals: Mapping[int, Sequence[Inte
 def on_one_clock(intervals: Mapping[int, Sequence[Interval]]) -> dict[int, list[Interval]]:
     """Intervals in ns since 1970, which all processes of a machine share. intervals: in ns of `perf_counter_ns`."""
     shift = time_ns() - perf_counter_ns()
-    return {
-        rank: [x._replace(start=x.start + shift, end=x.end + shift) for x in spans] for rank, spans in intervals.items()
-    }
+
+    def moved(x: Interval) -> Interval:
+        copies = [copy._replace(start=copy.start + shift, end=copy.end + shift) for copy in x.copies]
+        return x._replace(start=x.start + shift, end=x.end + shift, copies=copies)
+
+    return {rank: [moved(x) for x in spans] for rank, spans in intervals.items()}

@@ -44,8 +44,9 @@ class HotSteps:
             for lender, after in pairwise(lenders):
                 lender.after = after
             for index, stage in sorted(held.items()):
-                for name, layer in moe_layers(stage.module):
+                for number, (name, layer) in enumerate(moe_layers(stage.module)):
                     if layer.lender is not None:
+                        layer.lender.place = index, number
                         key = f"{place.pipeline}.{place.replica // experts}.{index}.{name}"
                         self._lenders.setdefault(key, []).append(layer.lender)
 
