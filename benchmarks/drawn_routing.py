@@ -86,7 +86,7 @@ def expected(layer: int, rho: float) -> Int64:
 
 def rank_rows(choices: Int64, hot: Iterable[int] = ()) -> Floats:
     """[ranks] rows that the experts of each rank compute, over the mean. hot: experts that all ranks have."""
-    counts = np.bincount(_targets(choices, hot).ravel(), minlength=RANKS)
+    counts = np.bincount(computing_ranks(choices, hot).ravel(), minlength=RANKS)
     return np.asarray(counts / counts.mean())
 
 
@@ -95,9 +95,11 @@ def expert_rows(choices: Int64) -> Int64:
     return np.stack([np.bincount(of_rank.ravel(), minlength=EXPERTS) for of_rank in choices])
 
 
-def sent_rows(method: str, choices: Int64, hot: Iterable[int] = ()) -> LaneRows:
-    """Rows of one dispatch per token of a rank, for the rank that sends or gets most."""
-    targets = _targets(choices, hot)
+def sent_rows(method: str, choices: Int64, targets: Int64, copied: bool = False) -> LaneRows:
+    """Rows of one dispatch per token of a rank, for the rank that sends or gets most.
+
+    targets: [ranks, tokens, TOP] the rank that computes each choice. copied: whether copies in the node compute some.
+    """
     tokens = choices.shape[1]
     if method == "flat":
         between = np.stack([np.bincount(row.ravel(), minlength=RANKS) for row in targets])
@@ -106,13 +108,27 @@ def sent_rows(method: str, choices: Int64, hot: Iterable[int] = ()) -> LaneRows:
     node_of = np.arange(RANKS) // PER_NODE
     to_node = np.stack([wanted[..., node_of == node].any(-1).sum(-1) for node in range(NODES)], -1)
     rail = max(max(to_node[rank, 1 - node], to_node[_across(rank), node]) for rank, node in enumerate(node_of))
+    rows = _beside_copies(choices, targets) if copied else wanted
     inside = np.zeros((RANKS, RANKS))
     for rank, node in enumerate(node_of):  # rows of both ranks of its rail pass through it
         for source in (rank, _across(rank)):
             for target in np.flatnonzero(node_of == node):
-                inside[rank, target] += wanted[source, :, target].sum()
+                inside[rank, target] += rows[source, :, target].sum()
     node_rows = max(_most(inside, rank)[1] for rank in range(RANKS))
     return LaneRows(float(rail) / tokens, float(node_rows) / tokens)
+
+
+def _beside_copies(choices: Int64, targets: Int64) -> Int64:
+    """[source, token, rank] rows of a token that travel to a rank inside its node, by two hops.
+
+    Where one rank computes all choices of a home they travel as one row, else each alone.
+    """
+    rows = np.zeros((*choices.shape[:2], RANKS), np.int64)
+    for home in range(RANKS):
+        mine = choices // LOCAL == home
+        at = np.stack([(mine & (targets == rank)).sum(-1) for rank in range(RANKS)], -1)
+        rows += np.where((at > 0).sum(-1, keepdims=True) > 1, at, at > 0)
+    return rows
 
 
 def flat_lanes(each: list[LaneRows], tokens: int) -> LaneRows:
@@ -126,7 +142,7 @@ def uniform_rows(method: str) -> LaneRows:
     return LaneRows(traffic.rail, traffic.node)
 
 
-def _targets(choices: Int64, hot: Iterable[int]) -> Int64:
+def computing_ranks(choices: Int64, hot: Iterable[int] = ()) -> Int64:
     """[ranks, tokens, TOP] the rank that computes each choice: the token's own where the expert is hot."""
     stays = np.isin(choices, list(hot))
     return np.where(stays, np.arange(RANKS)[:, None, None], choices // LOCAL)

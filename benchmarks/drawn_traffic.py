@@ -111,7 +111,7 @@ class DrawnTrafficDevice(LendingDevice):
         times = dict(zip((Half.FORWARD, Half.BACKWARD, Half.WEIGHT), EXPERT, strict=True))
         return int(traffic.own[self.rank] + traffic.borrowed[self.rank]) * times[half] / MEAN * self.unit
 
-    def lent_queue(self) -> str:
+    def lent_queue(self, lender: Any) -> str:
         return QUEUE
 
     def lent_seconds(self, lender: Any) -> tuple[float, float]:

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from drawn_routing import EXPERTS, RANKS, TOP, drawn
 from waterfall_steps import (
     ENDLESS,
-    EXPERT_ROWS,
     INNER,
     PIPELINE,
     TOKENS,
@@ -32,7 +31,6 @@ from waterfall_steps import (
 
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.program import Half
 from schedc.cell.recorded_rows import RecordedRows
 from schedc.cell.rows import CellRows
 from schedc.cell.table import CellTable
@@ -42,12 +40,9 @@ from schedc.load.library import Text
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.gpt import counting_sequences
-from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.testing import pool
 
 BLOCKS, MICROBATCHES = 4, 8
@@ -103,31 +98,6 @@ def chosen(rho: float, dispatch: float) -> Analysis:
     return analyse(Text(Source("step.sched", plan_text("balance auto")), "step"), {}, costs)
 
 
-class CopiesDevice(SplitsDevice):
-    """A device on which copies of experts take the time of rows with as many bytes."""
-
-    def time(self, op: MicroStep, half: Half) -> float:
-        if op.stage.shape.nodes[op.node].role == "hot":
-            return EXPERT_ROWS * self._moved()
-        return super().time(op, half)
-
-    def _moved(self) -> float:
-        """Seconds of what the exchange that has just started moves; 0 where it has nothing to move."""
-        if not self.splits:
-            return 0.0
-        ((_, splits),), self.splits = self.splits, []
-        own = self.group.rank
-        return self.node_row * max(sum(map(int, [*each[:own], *each[own + 1 :]])) for each in splits)
-
-    def lent_queue(self) -> str:
-        return "node"
-
-    def lent_seconds(self, lender: StepLender) -> tuple[float, float]:
-        if isinstance(lender, EvenLender):
-            return (max(map(sum, lender.copies.splits)) * EXPERT_ROWS * self.node_row,) * 2
-        return super().lent_seconds(lender)
-
-
 def rank_of_way(rank: int, world_size: int, way: str, dispatch: float, skews: Sequence[float]) -> list[float]:
     """Emulated seconds of a step on this process for each skew, behind a step that fixes copies for it."""
     costs = costs_of(dispatch)
@@ -139,7 +109,7 @@ def rank_of_way(rank: int, world_size: int, way: str, dispatch: float, skews: Se
     layers = {(stage.index, n): layer for stage in held for n, (_, layer) in enumerate(moe_layers(stage.module))}
     group = next(iter(layers.values())).routing.group
     row = dispatch * UNIT / (TOKENS * TOP * (RANKS - 1) / RANKS)
-    clock = CopiesDevice(
+    clock = SplitsDevice(
         costs=costs, unit=UNIT, speeds={"dp": ENDLESS}, starts=SharedStarts.of_processes(mesh, rank), group=group,
         layers=layers, mean=TOKENS * TOP, rail_row=row, node_row=row, squares=(1.0,) * MICROBATCHES,
         slopes=(0.0,) * 3,

@@ -15,7 +15,7 @@ from schedc_runtime.moe.step_lender import StepLender
 class LendingDevice(Device):
     """A device whose weights and gradients of lent experts travel in one queue of its exchanges."""
 
-    def lent_queue(self) -> str:
+    def lent_queue(self, lender: Any) -> str:
         """The queue in which they stand."""
         raise NotImplementedError
 
@@ -32,33 +32,37 @@ class LendingDevice(Device):
             new = bool(lender.held) and lender._travelling is None
             start()
             if new:
-                self._queue(out, self.lent_seconds(lender)[0])
+                self._queue(lender, out, self.lent_seconds(lender)[0])
 
         def joined() -> tuple[Tensor, ...]:
             slots = borrowed()
-            self._arrived(out)
+            self._arrived(lender, out)
             return slots
 
         def given() -> list[Any]:
             if exchanges := give_back():
-                self._queue(back, self.lent_seconds(lender)[1])
+                self._queue(lender, back, self.lent_seconds(lender)[1])
             return exchanges
 
         def taken(returned: Sequence[Any]) -> None:
             take_back(returned)
-            self._arrived(back)
+            self._arrived(lender, back)
 
         lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
         lender.experts.lent = joined
 
-    def _arrived(self, key: ExchangeKey) -> None:
-        queue = self.lent_queue()
+    def _arrived(self, lender: StepLender, key: ExchangeKey) -> None:
+        queue = self.lent_queue(lender)
         if key in self.queued[queue] or key in self.due:
             self.clock = max(self.clock, self.carried(queue, key).end)
 
-    def _queue(self, key: ExchangeKey, time: float) -> None:
+    def _queue(self, lender: StepLender, key: ExchangeKey, time: float) -> None:
         assert self.starts is not None
         mesh = self.starts.mesh
         sharing = tuple(mesh.sharing(mesh.coordinate(self.starts.process)))
-        ticket = self.starts.post_among(sharing, "expert", self.clock, time)
-        self.queued[self.lent_queue()][key] = Started(self.clock, time, ticket)
+        channel, group = "expert", lender.group
+        if lender.peers.size < group.size:
+            first = group.rank - group.position
+            sharing, channel = sharing[first : first + group.per_node], "lane node"
+        ticket = self.starts.post_among(sharing, channel, self.clock, time)
+        self.queued[self.lent_queue(lender)][key] = Started(self.clock, time, ticket)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
+from schedc.cell.graph import Lane
 from schedc.cell.program import Half
 from schedc.load.library import Text
 from schedc.source import Source
@@ -24,9 +25,11 @@ from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.gpt import counting_sequences
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
+from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.stage.stage import Stage
 
@@ -35,8 +38,8 @@ TOKENS, WIDTH, INNER, VOCAB = 256, 16, 24, 32
 """Tokens of a microbatch, columns of a token, columns of an expert, words."""
 EXPERT_ROWS = 3.0 * INNER
 """Rows with the bytes of an expert's weights."""
-QUEUE = "rail"
-"""The queue in which lent experts stand: they go to the ranks of both nodes."""
+MOVED = {"dispatch": 1.0, "combine": 1.0, "hot": EXPERT_ROWS}
+"""By role of an exchange the rows with the bytes of one of what it moves."""
 ENDLESS = 1e30
 """Bytes per second of sums of gradients, which are no part of what is compared."""
 _HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
@@ -77,7 +80,7 @@ class SplitsDevice(LendingDevice):
     slopes: Sequence[float] = ()
     """[F, I, W] by how much attention takes longer where squares are twice the mean, over its time at the mean."""
     splits: list[tuple[str, tuple[Any, Any]]] = field(default_factory=list)
-    """The communicator, and rows by member that left and came, of the exchange that started last."""
+    """The communicator, and rows or copies by member that left and came, of the exchange that started last."""
     planned: dict[tuple[int, int], int] = field(default_factory=dict)
     rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
@@ -104,7 +107,7 @@ class SplitsDevice(LendingDevice):
         shape, node = op.stage.shape, op.stage.shape.nodes[op.node]
         place = (op.stage.index, node.layer)
         if node.exchange:
-            return self._moved() if node.role in ("dispatch", "combine") else 0.0
+            return self._moved() * MOVED.get(node.role, 0.0)
         if node.role == "permute" and half is Half.FORWARD:
             before, self.planned[place] = self.planned[place], int(self.layers[place].planner.padded_rows)
             self.rows[*place, op.microbatch] = self.planned[place] - before
@@ -118,8 +121,13 @@ class SplitsDevice(LendingDevice):
         return time + sum(seconds[_HALVES.index(half)] for seconds in more)
 
     def _moved(self) -> float:
-        """Seconds of the exchange that has just started, for the rows that this rank sends or gets."""
-        ((name, (send, receive)),) = self.splits
+        """Seconds of the exchange that has just started, for the rows that this rank sends or gets.
+
+        0 where there was nothing to move: copies then start no exchange.
+        """
+        if not self.splits:
+            return 0.0
+        ((name, (send, receive)),), self.splits = self.splits, []
         rank = self.group.rank
         if name == "expert":
             far = [other for other in range(RANKS) if other // PER_NODE != rank // PER_NODE]
@@ -129,15 +137,24 @@ class SplitsDevice(LendingDevice):
         others = [other for other in range(members.size) if other != members.rank]
         return _most(send, receive, others) * (self.rail_row if name == "rail" else self.node_row)
 
-    def lent_queue(self) -> str:
-        return QUEUE
+    def lent_queue(self, lender: StepLender) -> str:
+        return str(lender.lane)
 
-    def lent_seconds(self, lender: HotLender) -> tuple[float, float]:
-        return (len(lender.lending.hot) * EXPERT_ROWS * self.rail_row,) * 2
+    def lent_seconds(self, lender: StepLender) -> tuple[float, float]:
+        row = self.node_row if lender.lane is Lane.NODE else self.rail_row
+        if isinstance(lender, EvenLender):
+            return (max(map(sum, lender.copies.splits)) * EXPERT_ROWS * row,) * 2
+        assert isinstance(lender, HotLender)
+        return (len(lender.lending.hot) * EXPERT_ROWS * row,) * 2
 
 
 def _most(send: Any, receive: Any, others: list[int]) -> int:
     return max(sum(int(each[other]) for other in others) for each in (send, receive))
+
+
+def copies_of(lender: StepLender) -> int:
+    """The experts that are hot in the next step, or the copies of all ranks."""
+    return len(lender.chosen()) if isinstance(lender, HotLender) else sum(map(len, lender.choose()))
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -211,11 +228,11 @@ def rank_of_step(
             layer.router.turn = 0  # type: ignore[assignment]
         if step == 1:
             for place, layer in layers.items():
-                if isinstance(layer.lender, HotLender):
+                if layer.lender is not None:
                     clock.carries(layer.lender, *place)
             for executor in bound_executors(pipe):
                 executor.code = clock.code(executor.code)
-        lent = sum(len(layer.lender.chosen()) for layer in layers.values() if isinstance(layer.lender, HotLender))
+        lent = sum(copies_of(layer.lender) for layer in layers.values() if layer.lender is not None)
         dist.barrier()
         clock.begin()
         batch = counting_sequences(program.microbatches, TOKENS, step * mesh.replicas + pipe.replica, VOCAB)
