@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from schedc.ir.arrays import Floats, Int32, Int64
 from schedc.step.cells.played_cells import PlayedCell, RankSets, play
 from schedc.step.cells.step_copies import StepCopies, Travels, copy_cells
 from schedc.step.dependencies import Dependencies
-from schedc.step.lowering import Lowered, lower
+from schedc.step.lowering import lower
 from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline, arrivals, timeline_of
 from schedc.step.walk import run
@@ -171,75 +171,15 @@ def price_group(
     p2p: float = 0.0,
     closed: bool = False,
     works: TimedWorks | None = None,
+    walked: Callable[[list[PlayedCell], Int64, Int32, Floats], None] | None = None,
 ) -> GroupPricing:
     """Simulates all ranks of a group in step: each is a column of the walk.
 
     kind: [cells] index into ``kinds``. p2p: latency of a message, in the unit of ``costs``. closed: cells begin when
     all their messages are there, and their messages leave at their ends. A gradient leaves no sooner than an activation
-    that its cell sends. works: what runs beside the cells.
+    that its cell sends. works: what runs beside the cells. walked: gets the forms of cells, [cells] the form
+    and the first instruction of each, and [n, ranks] the values of the walk.
     """
-    walked = walk_group(dependencies, kinds, kind, costs, group, p2p, closed, works)
-    compute, lanes = walked.spent(len(dependencies))
-    values, lowered = walked.values, walked.lowered
-    ends = values[lowered.closed].max(axis=0, initial=0.0)
-    last = int(ends.argmax())
-    busy = compute[:, last] + lanes[1:, :, :, last].sum(axis=(0, 1))
-    there = values[lowered.outs, last]
-    arrival = arrivals(dependencies, there, p2p)
-    arrival[0] = values[lowered.reached, last]
-    if closed:
-        arrival[:] = arrival.max(axis=0)
-    timeline = timeline_of(dependencies, busy, there[0], arrival + (there[0] - busy - arrival.max(axis=0)))
-    carried, exposed, waiting = lanes
-    rows = group.factors.mean(axis=(0, 1))
-    stood = None if walked.gaps is None else walked.gaps.times(values)[2].mean(axis=1)
-    timeline = replace(timeline, makespan=float(ends[last]))
-    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks, stood)
-
-
-@dataclass(frozen=True, eq=False)
-class WalkedGroup:
-    """A step that was walked. form: [cells] index into ``played``. times: [rows, ranks] of tasks.
-
-    add_row: [cells] the row of the first task of each. values: [n, ranks] of the walk, and a last row of zeros.
-    """
-
-    played: list[PlayedCell]
-    form: Int64
-    times: Floats
-    add_row: Int32
-    lowered: Lowered
-    values: Floats
-    gaps: Gaps | None
-
-    def spent(self, cells: int) -> tuple[Floats, Floats]:
-        """[cells, ranks] time of segments; [3, lanes, cells, ranks] as in `PlayedCell.spent`."""
-        compute = np.zeros((cells, self.times.shape[1]))
-        lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
-        for each, own in self.cells():
-            base, rows = self.lowered.base[own], self.add_row[own]
-            compute[own], lanes[:, :, own] = each.spent(self.values, base, self.times, rows)
-        return compute, lanes
-
-    def cells(self) -> Iterator[tuple[PlayedCell, Int64]]:
-        """Each form with its cells, [cells]."""
-        for number, each in enumerate(self.played):
-            own = np.flatnonzero(self.form == number)
-            if own.size:
-                yield each, own
-
-
-def walk_group(
-    dependencies: Dependencies,
-    kinds: Sequence[KindOfCell],
-    kind: Int64,
-    costs: CellCosts,
-    group: RankRows,
-    p2p: float,
-    closed: bool,
-    works: TimedWorks | None,
-) -> WalkedGroup:
-    """The walk of `price_group`. kind: [cells] index into ``kinds``. p2p: latency of a message."""
     tasks = [GroupTasks.of(*of, costs, group.ranks) for of in kinds]
     times, add_row = _task_rows(dependencies, tasks, kind, group)
     sets = RankSets(group.factors.shape[2])
@@ -254,7 +194,36 @@ def walk_group(
         times = np.concatenate([times, np.broadcast_to(works.time[:, None], (works.time.size, times.shape[1]))])
     values = run(lowered.walk, np.tile([[0.0], [p2p]], (1, times.shape[1])), times, sets=sets.table)
     values = np.concatenate([values, np.zeros((1, times.shape[1]))])
-    return WalkedGroup(played, form, times, add_row, lowered, values, gaps)
+    if walked is not None:
+        walked(played, form, lowered.base, values)
+    compute, lanes = _spent(played, form, lowered.base, values, times, add_row)
+    ends = values[lowered.closed].max(axis=0, initial=0.0)
+    last = int(ends.argmax())
+    busy = compute[:, last] + lanes[1:, :, :, last].sum(axis=(0, 1))
+    there = values[lowered.outs, last]
+    arrival = arrivals(dependencies, there, p2p)
+    arrival[0] = values[lowered.reached, last]
+    if closed:
+        arrival[:] = arrival.max(axis=0)
+    timeline = timeline_of(dependencies, busy, there[0], arrival + (there[0] - busy - arrival.max(axis=0)))
+    carried, exposed, waiting = lanes
+    rows = group.factors.mean(axis=(0, 1))
+    stood = None if gaps is None else gaps.times(values)[2].mean(axis=1)
+    timeline = replace(timeline, makespan=float(ends[last]))
+    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks, stood)
+
+
+def _spent(
+    played: list[PlayedCell], form: Int64, base: Int32, values: Floats, times: Floats, add_row: Int32
+) -> tuple[Floats, Floats]:
+    """[cells, ranks] time of segments; [3, lanes, cells, ranks] as in `PlayedCell.spent`."""
+    compute = np.zeros((form.size, times.shape[1]))
+    lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
+    for number, each in enumerate(played):
+        own = np.flatnonzero(form == number)
+        if own.size:
+            compute[own], lanes[:, :, own] = each.spent(values, base[own], times, add_row[own])
+    return compute, lanes
 
 
 def _with_copies(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -52,21 +52,12 @@ class Mark(NamedTuple):
     end: int
 
 
-class CopyTask(NamedTuple):
-    """An exchange of copies of a stage's layer. for_step: whether they last for the step."""
-
-    half: Half
-    layer: int
-    gradients: bool
-    for_step: bool
-
-
 @dataclass(frozen=True, eq=False)
 class PlayedCell:
     """A cell program on all ranks of a group. Rows of adds are the tasks, and exchanges of copies behind them.
 
     marks: all steps, in order. complete: the instruction that completes the message of each half. lanes: [rows] that of
-    each exchange in `EXCHANGE_LANES`; -1 for segments. copies: by row the exchanges of copies.
+    each exchange in `EXCHANGE_LANES`; -1 for segments. out, back: by layer the rows of copies for the step.
     """
 
     tasks: GroupTasks
@@ -74,7 +65,8 @@ class PlayedCell:
     marks: tuple[Mark, ...]
     complete: dict[Half, int]
     lanes: tuple[int, ...]
-    copies: dict[int, CopyTask]
+    out: dict[int, int]
+    back: dict[int, int]
     _again: Callable[[Travels, Lane, Members], _Playing]
 
     def with_copies(self, travels: Travels, lane: Lane, members: Members) -> PlayedCell:
@@ -101,14 +93,6 @@ class PlayedCell:
             exposed += blocked - waiting
             waited += waiting
         return compute, lanes
-
-    def travelled(self, values: Floats, base: Int32) -> Iterator[tuple[int, Floats, Floats, Floats]]:
-        """Row, begin, end and exposed time, [cells, ranks], of each exchange of copies. Arguments: as of `spent`."""
-        for action, task, *around in self.marks:
-            if action is Action.WAIT and task in self.copies:
-                clock, own, begin, end = (values[base + step] for step in around)
-                blocked, waiting = blocked_at(clock, own, begin, end)
-                yield task, begin, end, blocked - waiting
 
 
 def blocked_at(clock: Floats, own: Floats, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
@@ -181,18 +165,8 @@ class _Playing:
             gradient = self.put(output, gradient)
         instructions = CellInstructions(tuple(self.steps), (self.clock, output, gradient))
         again = partial(_Playing, self.tasks, self.sets, self.closed, self.behind)
-        marks = tuple(self.marks)
-        return PlayedCell(self.tasks, instructions, marks, self.complete, self.lanes, self.copies(), again)
-
-    def copies(self) -> dict[int, CopyTask]:
-        tasks = zip(self.tasks.tasks.all, self.tasks.copied, strict=True)
-        inside = {
-            row: CopyTask(task.half, layer, task.half is Half.WEIGHT, False)
-            for row, (task, layer) in enumerate(tasks)
-            if layer >= 0
-        }
-        ahead = {row: CopyTask(Half.FORWARD, layer, False, True) for layer, row in self.out.items()}
-        return inside | ahead | {row: CopyTask(Half.WEIGHT, layer, True, True) for layer, row in self.back.items()}
+        rows = self.lanes, self.out, self.back
+        return PlayedCell(self.tasks, instructions, tuple(self.marks), self.complete, *rows, again)
 
     def meet_message(self, edge: Edge) -> None:
         if not edge.opens:
