@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,7 @@ def tune_command(
     after --time seconds, or after --effort.
     """
     from schedc.compiler import price
+    from schedc.frontier.library import same_placement
     from schedc.inputs import open_input
     from schedc.ir.text import print_schedule
     from schedc.report.tune import documented, to_json, to_text
@@ -96,7 +98,10 @@ def tune_command(
     with failures_told("schedc.tune", as_json):
         step = price(open_input(schedule), sizes, costs)
         caps = _caps(memory, step.schedule, step.costs)
-        tuned = search(step.schedule, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
+        seed = step.schedule
+        known = same_placement(seed.placement, seed.microbatches)
+        tuned = search(seed, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort, known=known,
+                       progress=_tell)  # fmt: skip
     facts = to_json(tuned)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +109,12 @@ def tune_command(
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         click.echo(f"wrote {output}", err=True)
+
+
+def _tell(best: float, bound: float) -> None:
+    """A line on stderr, in terminals only, for each better order."""
+    if sys.stderr.isatty():
+        click.echo(f"makespan {best:g} found, lower bound {bound:g}", err=True)
 
 
 def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] | None:

@@ -17,6 +17,8 @@ _ORIGINS = {
     "list": "a list schedule by priorities",
     "serial": "one microbatch after another",
     "search": "the search",
+    "slots": "list schedules by slots, varied",
+    "varied": "the order of the file and list schedules, varied",
 }
 
 
@@ -69,7 +71,7 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
         f"{facts['schedule']} ({sizes}): {len(seed.schedule)} ops on {facts['ranks']} ranks",
         f"{objective} {seed.value:g} as it is{over}, {best.value:g} found ({_change(tuned)}); "
         f"lower bound {tuned.bound:g} ({_verdict(tuned)})",
-        f"found by: {_ORIGINS[tuned.origin]}",
+        f"found by: {_ORIGINS.get(tuned.origin, f'the order of {tuned.origin}, varied')}",
         f"the bound holds for {_searched(tuned)}",
     ]
     if facts["floor"] is not None and tuned.bound == tuned.own_bound:

@@ -47,7 +47,7 @@ def list_orders(windows: OpWindows, position: list[int]) -> Iterator[Order]:
         list(zip(position, strict=True)),
         list(zip(weight, position, strict=True)),
     )
-    takes, gives = _changes(problem)
+    takes, gives = memory_changes_of(problem)
     room = None if problem.capacity is None else problem.capacity.tolist()
     queues = (stage_key(problem.schedule) * 3 + TURN[kind])[dependencies.first].tolist()
     duration, following = problem.duration.tolist(), windows.following
@@ -61,7 +61,7 @@ def list_orders(windows: OpWindows, position: list[int]) -> Iterator[Order]:
                 yield order.tolist()
 
 
-def _changes(problem: SearchProblem) -> tuple[list[int], list[int]]:
+def memory_changes_of(problem: SearchProblem) -> tuple[list[int], list[int]]:
     """[cells] memory taken at the start of a cell; [cells] memory freed at its end, less that of a pending weight."""
     takes, gives = np.zeros(len(problem), np.int64), np.zeros(len(problem), np.int64)
     holds = problem.holds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
+from importlib import util
+from time import perf_counter
 
 import numpy as np
 
@@ -15,9 +17,11 @@ from schedc.ir.schedule import Schedule
 from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
+from schedc.search.known import known_starts
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
+from schedc.search.varied import ListEffort, ListProblem, search_side_by_side, start_order, worth_compiling
 from schedc.source import NOWHERE
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
@@ -30,6 +34,15 @@ MAX_OPS = 8_000
 and exceeds its time limit."""
 
 NO_SOLVER = "the solver's search needs OR-tools: pip install 'schedc[tune]'"
+
+_LEAST_CELLS = 256
+"""Cells from which list schedules are made by the thousand before the solver runs."""
+
+_SHARE = 0.8
+"""Most of the seconds that list schedules take. They end sooner where many tries give nothing."""
+
+_TRIES_PER_WORK = 100
+"""Tries of list schedules for one unit of the solver's work."""
 
 _ROUNDING = 1e-9
 """Relative difference below which two values of an objective, or a peak and its cap, are equal."""
@@ -56,8 +69,9 @@ class TuningResult:
 
     caps: [P] memory caps, in the unit of ``costs.activation``; None for no cap.
     seed, best: the given schedule and the best one. They are the same if no better order was found.
-    origin: origin of the best: "seed", "list" (a list schedule), "serial" (one microbatch after another) or "search"
-        (the solver).
+    origin: origin of the best: "seed", "list" (a list schedule), or "serial" (one microbatch after another). "varied"
+        is made of these, "slots" of slot patterns, and "search" by the solver. Else the known order of this name was
+        varied.
     bound: lower bound of the objective for all orders within ``problem.limits`` and the cap.
     own_bound: the lower bound that needs no search. floor: the floor that it is; None if another bound is larger.
     search: the result of the solver; None if a search was not needed.
@@ -100,18 +114,22 @@ def tune(
     objective: str = "makespan",
     freedom: Freedom | None = None,
     effort: Effort | None = None,
+    known: Iterable[tuple[str, Schedule]] = (),
+    progress: Callable[[float, float], None] = lambda best, bound: None,
 ) -> TuningResult:
     """The best order of a legal schedule's ops that is found within ``effort``.
 
     caps: [P] memory that each rank may hold, in the unit of ``costs.activation``; None for no cap.
     objective: "makespan", or "span": the longest time from a rank's first start to its last end.
+    known: names and orders of other schedules, from which list schedules start. They are opened where they are needed,
+        and left out if their placement is another.
+    progress: takes the best makespan and the bound, whenever list schedules find a better order.
     freedom: what may differ from the seed besides the order. Default: nothing.
 
     The result is legal and within the cap. It is never worse than a seed within the cap. Raises `DiagnosticError`:
     S407 if no order within the cap exists or is found, S408 for too many ops, S409 for a schedule with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
-    refuse_recomputation(seed)
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     windows = OpWindows(problem)
@@ -125,23 +143,24 @@ def tune(
     least = judge(with_cell_order(problem, simple)).peak
     if not candidates and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
-    best = reduce(_shorter, candidates) if candidates else None
     ticks, floor = _own_bound(windows, objective)
-    own_bound, search = _cost(problem, objective, ticks), None
-    if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
-        hint = None if best is None else start_times(problem, best.order)
-        search = solve(windows, objective, ticks, hint, effort)
-        best = _better(problem, judge, best, search)
+    own_bound = _cost(problem, objective, ticks)
+    best, search = _search(
+        windows, judge, candidates, known, ticks, effort, partial(_tell, problem, own_bound, progress)
+    )
     if best is None:
         raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
     bound = min(own_bound if search is None else _cost(problem, objective, search.bound), result.value)
-    if own_bound > bound * (1 + _ROUNDING):  # joined backwards may be shorter than the split ones of the problem
-        floor = None
-    own_bound = min(own_bound, bound)
-    return TuningResult(
-        objective, problem, caps, judged, result, best.origin, own_bound, floor, bound, search, freedom, effort
-    )
+    # joined backwards may be shorter than the split ones of the problem, which the floor speaks of
+    floor, own_bound = None if own_bound > bound * (1 + _ROUNDING) else floor, min(own_bound, bound)
+    return TuningResult(objective, problem, caps, judged, result, best.origin, own_bound, floor, bound, search, freedom,
+                        effort)  # fmt: skip
+
+
+def _open(best: Candidate | None, bound: float) -> bool:
+    """Whether a better order than the best so far is not excluded."""
+    return best is None or best.judged.value > bound * (1 + _ROUNDING)
 
 
 def _own_bound(windows: OpWindows, objective: str) -> tuple[int, RankFloor | None]:
@@ -220,6 +239,72 @@ def _shorter(first: Candidate, second: Candidate) -> Candidate:
     return second if second.judged.value < first.judged.value * (1 - _ROUNDING) else first
 
 
+def _worth_lists(problem: SearchProblem) -> bool:
+    """Whether list schedules are made by the thousand. The solver decides small problems sooner."""
+    return len(problem) >= _LEAST_CELLS or util.find_spec("ortools") is None
+
+
+def _search(
+    windows: OpWindows,
+    judge: _Judge,
+    candidates: Sequence[Candidate],
+    known: Iterable[tuple[str, Schedule]],
+    ticks: int,
+    effort: Effort,
+    progress: Callable[[int], None],
+) -> tuple[Candidate | None, SolverResult | None]:
+    """The best order, by list schedules and then by the solver, and what the solver said; None where it did not run.
+
+    ticks: the bound that needs no search.
+    """
+    problem, objective = windows.problem, judge.objective
+    bound, best = _cost(problem, objective, ticks), reduce(_shorter, candidates) if candidates else None
+    if _open(best, bound) and objective == "makespan" and _worth_lists(problem):
+        starts = [("varied", start_times(problem, each.order)) for each in candidates]
+        best, effort = _by_lists(
+            judge, best, [*starts, *known_starts(problem, known)], problem, ticks, effort, progress
+        )
+    if not _open(best, bound):
+        return best, None
+    hint = None if best is None else start_times(problem, best.order)
+    search = solve(windows, objective, ticks, hint, effort)
+    return _better(problem, judge, best, search), search
+
+
+def _tell(problem: SearchProblem, bound: float, progress: Callable[[float, float], None], makespan: int) -> None:
+    """Passes a makespan in ticks on in the unit of the costs, with the bound."""
+    progress(problem.cost(makespan), bound)
+
+
+def _by_lists(
+    judge: _Judge,
+    best: Candidate | None,
+    starts: Sequence[tuple[str, Int64]],
+    problem: SearchProblem,
+    bound: int,
+    effort: Effort,
+    progress: Callable[[int], None],
+) -> tuple[Candidate | None, Effort]:
+    """The best so far, or the order that list schedules find if it is shorter; and the effort that they leave.
+
+    starts: names and [cells] priorities of known orders. bound: ticks.
+    """
+    seconds = None if effort.seconds is None else effort.seconds * _SHARE
+    tries = None if effort.work is None else round(effort.work * _TRIES_PER_WORK)
+    limits = ListEffort(seconds, tries, bound, effort.seed, effort.workers)
+    lists, began = ListProblem(problem, worth_compiling(len(problem), limits)), perf_counter()
+    found = search_side_by_side(lists, starts, limits, progress)
+    taken = perf_counter() - began
+    rest = effort if effort.seconds is None else replace(effort, seconds=max(0.1, effort.seconds - taken))
+    if found is None:
+        return best, rest
+    order = start_order(found.start)
+    candidate = Candidate(found.origin, order, judge(with_cell_order(problem, order)))
+    if not candidate.judged.fits:
+        return best, rest
+    return candidate if best is None else _shorter(best, candidate), rest
+
+
 def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, result: SolverResult) -> Candidate | None:
     """The solver's order if it is within the cap and better than the best so far, else the best so far."""
     if result.start is None:
@@ -252,6 +337,7 @@ def refuse_recomputation(seed: Schedule) -> None:
 
 
 def _refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
+    refuse_recomputation(seed)
     ops = len(seed) + (int((seed.kind == OpKind.B).sum()) if freedom.split else 0)
     if ops > MAX_OPS:
         message = f"{ops:,} ops are too many to search their order; at most {MAX_OPS:,} are possible"

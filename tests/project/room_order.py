@@ -20,6 +20,7 @@ LEVELS = {
         ("interchange",),
         ("inputs",),
         ("compiler",),
+        ("frontier",),
         ("planner",),
         ("diagnose",),
         ("report", "editor"),

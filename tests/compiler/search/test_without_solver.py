@@ -41,7 +41,7 @@ def test_a_seed_on_its_floor_is_proved() -> None:
 
 
 def test_orders_are_found_and_what_was_not_tried_is_named() -> None:
-    arguments = ("tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "8")
+    arguments = ("tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "8", "--effort", "1")
     facts = facts_of(*arguments)
     assert facts["untried"] == [MISSING]
     assert (facts["proven"], facts["search"]["status"], facts["lower_bound"]) == (False, "missing", 119)
