@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc_runtime import Mesh, Pipeline
+from schedc_runtime import Loss, Mesh, Pipeline
 from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
@@ -40,11 +40,11 @@ def skipping(rank: int, world_size: int, data: int, later: bool = False) -> tupl
     """The last process skips its third batch: five steps, and two with equal batches. later: as on a GPU."""
     pipe = _pipeline(Mesh(2, data=data))
     pipe._runner._batches._later = later
-    loader = [_batch(8 * pipe.replica + number) for number in range(7)]
+    loader = [batch_of(8 * pipe.replica + number) for number in range(7)]
     if rank == world_size - 1:
         del loader[2]
     told = [_outcome(pipe.step, *given) for given in loader[:5]]
-    mended = [_outcome(pipe.step, *_batch(8 * pipe.replica)) for _ in range(2)]
+    mended = [_outcome(pipe.step, *batch_of(8 * pipe.replica)) for _ in range(2)]
     pipe.close()
     return told, mended
 
@@ -52,7 +52,7 @@ def skipping(rank: int, world_size: int, data: int, later: bool = False) -> tupl
 def parts(rank: int, world_size: int) -> tuple[list[Outcome], int]:
     """Rank 1 is given less or something else; the rounds in which ranks meet in a plain step."""
     pipe = _pipeline(Mesh(2), example={"x": torch.ones(2, WIDTH)})
-    (x, targets), (other, _) = _batch(0), _batch(1)
+    (x, targets), (other, _) = batch_of(0), batch_of(1)
     first = rank == 0
     given: list[Any] = [
         ({"x": x}, None) if first else (None, targets),
@@ -80,16 +80,38 @@ def copies(rank: int, world_size: int, schedule: str, mesh: dict[str, int]) -> l
     outcomes = []
     for change in (_scale, lambda pipe: pipe.load_state_dict({name: value * 1.01 for name, value in state.items()})):
         pipe.load_state_dict(state)
-        pipe.step(*_batch(pipe.replica))
+        pipe.step(*batch_of(pipe.replica))
         if rank == world_size - 1:
             change(pipe)
         pipe.steps = 1
-        outcomes.append([_outcome(pipe.step, *_batch(pipe.replica)) for _ in range(3)])
+        outcomes.append([_outcome(pipe.step, *batch_of(pipe.replica)) for _ in range(3)])
         pipe.load_state_dict(state)
-        outcomes.append([_outcome(pipe.step, *_batch(pipe.replica))])
+        outcomes.append([_outcome(pipe.step, *batch_of(pipe.replica))])
         pipe.steps = 3
     pipe.close()
     return outcomes
+
+
+def counts(rank: int, world_size: int) -> tuple[list[list[float]], int]:
+    """Each replica counts other targets at each step. Loss and count of the steps; rounds of the last one."""
+
+    def loss_fn(output: Tensor, targets: Tensor) -> Loss:
+        counted = targets > 0
+        return Loss((((output - targets) ** 2) * counted).sum(), counted.sum())
+
+    program = schedc.compile("1f1b", P=1, M=4)
+    pipe = Pipeline(Model(), program, loss_fn=loss_fn, count_fn=lambda y: (y > 0).sum(), mesh=Mesh(1, data=world_size),
+                    timeout=20, example=torch.ones(2, WIDTH))  # fmt: skip
+    losses, before = list[list[float]](), 0
+    for number in range(3):
+        x, targets = batch_of(0)
+        targets[: number + 2 * rank] = -1
+        before = pipe.control._round
+        loss = pipe.step(x, targets)
+        losses.append([float(loss), pipe.result.count if pipe.result else 0.0])
+    met = pipe.control._round - before
+    pipe.close()
+    return losses, met
 
 
 def _scale(pipe: Pipeline) -> None:
@@ -103,7 +125,7 @@ def _pipeline(mesh: Mesh, schedule: str = "1f1b", model: nn.Module | None = None
     return Pipeline(model or Model(), program, loss_fn=nn.functional.mse_loss, mesh=mesh, timeout=20, **settings)
 
 
-def _batch(number: int) -> tuple[Tensor, Tensor]:
+def batch_of(number: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
     return torch.randn(8, WIDTH, generator=generator), torch.randn(8, WIDTH, generator=generator)
 

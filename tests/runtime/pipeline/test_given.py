@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from runtime.pipeline.given_cases import WIDTH, Model
+from runtime.pipeline.given_cases import WIDTH, Model, batch_of
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.pipeline.agree.contents import HostNumbers, checksum
@@ -47,6 +47,20 @@ def test_parts_of_batches_are_compared_between_the_ranks_that_have_them() -> Non
         "batch['x'] of evaluate 5 has other values on rank 1 than on rank 0",
     ]
     assert met == 3, "the start, the loss and the norm"
+
+
+@pytest.mark.processes
+def test_targets_are_counted_anew_where_nothing_else_is_exchanged() -> None:
+    """Steps of one signature exchange requests once. Their weights follow from the targets of each."""
+    everyone = pool(2).run("runtime.pipeline.given_cases:counts")
+    assert everyone == [everyone[0]] * 2
+    losses, met = everyone[0]
+    x, targets = batch_of(0)
+    squares = (Model()(x).detach() - targets) ** 2
+    for number, told in enumerate(losses):
+        counted = torch.cat([squares[first:][targets[first:] > 0] for first in (number, number + 2)])
+        assert told == [pytest.approx(float(counted.mean()), rel=1e-6), len(counted)]
+    assert met == 2, "the start and the loss, without an exchange of requests"
 
 
 MESHES = {
