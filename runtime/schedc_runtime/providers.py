@@ -27,11 +27,12 @@ KINDS = {
     "products": "multiplies rows by the matrices of their experts",
     "exchange": "packs rows, and brings them to their experts and back",
     "loss": "computes the cross entropy of a chunk of logits, with its gradient",
+    "norm": "computes RMSNorms, with their gradients",
 }
 """What providers of each kind do."""
 
 TORCH = "torch"
-"""The name of torch's own way among exchanges and losses: it runs where nobody names another."""
+"""The name of torch's own way among exchanges, losses and norms: it runs where nobody names another."""
 
 Bits = Literal["loop", "own"]
 """loop: results have the bits of the project's own way. own: sums in another order, so that results are compared by
@@ -40,7 +41,7 @@ tolerance."""
 
 class AnyProvider(Protocol):
     """What all kinds of providers have. A kind says what else: `moe.products.Provider`, `transit.base.Exchanger`,
-    `loss_providers.LossProvider`.
+    `loss_providers.LossProvider`, `fusion.norms.NormProvider`.
 
     why_not: the reason why it cannot serve a case; empty where it can.
     """

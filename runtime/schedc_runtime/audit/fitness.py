@@ -73,6 +73,8 @@ def may_borrow(assembly: Assembly, stage: int) -> str:
         return "its units are compiled"
     if assembly.fused is not None or assembly.plan.fuse:
         return "its chains are fused"
+    if assembly.norms is not None:
+        return "its norms are computed by a provider"
     if any(isinstance(part, RoutingLayer) for part in assembly.partition.modules[stage].modules()):
         return "it has experts"
     return ""

@@ -12,6 +12,7 @@ import torch
 from schedc.diagnostics import clean
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.fusion.norms import NORMS, NormCase
 from schedc_runtime.head_loss.chunks import wide_type
 from schedc_runtime.loss_providers import LOSSES, LossCase
 from schedc_runtime.moe.products import PROVIDERS, Case
@@ -19,7 +20,7 @@ from schedc_runtime.providers import TORCH, ProviderTable, offers
 from schedc_runtime.transit.base import ExchangeCase
 from schedc_runtime.transit.exchangers import EXCHANGES
 
-TABLES: Mapping[str, ProviderTable[Any]] = {table.kind: table for table in (PROVIDERS, EXCHANGES, LOSSES)}
+TABLES: Mapping[str, ProviderTable[Any]] = {table.kind: table for table in (PROVIDERS, EXCHANGES, LOSSES, NORMS)}
 OWN = "schedc"
 """The package of the project's own providers."""
 
@@ -42,6 +43,7 @@ def found(device: torch.device, dtype: torch.dtype, width: int) -> Iterator[Foun
         "products": Case(device, dtype, (width, 4 * width, 4 * width), padded=False),
         "exchange": ExchangeCase(device, dtype, width, 64, 8, 8, 1, processes=True),
         "loss": LossCase(device, wide_type(dtype), 32_000),
+        "norm": NormCase(device, dtype, width),
     }
     others = offers()
     for kind, table in TABLES.items():

@@ -91,12 +91,17 @@ class _Normalised(torch.autograd.Function):
         )
 
 
+def smallest_step(x: Tensor) -> float:
+    """The eps of torch where none is given: the least step of the dtype in which sums over x [..., C] are formed."""
+    return torch.finfo(_wide(x)).eps
+
+
 def normalised(x: Tensor, weight: Tensor | None, eps: float | None, early: bool = False) -> Tensor:
     """[..., C] the RMSNorm of x [..., C], whose backward holds x and a number for each row.
 
     weight: [C] or None. eps: None for that of torch, the least step of the dtype in which sums are formed.
     """
-    step = torch.finfo(_wide(x)).eps if eps is None else eps
+    step = smallest_step(x) if eps is None else eps
     output: Tensor = _Normalised.apply(x, weight, step, early)  # type: ignore[no-untyped-call]
     return output
 

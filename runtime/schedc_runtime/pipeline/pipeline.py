@@ -66,7 +66,8 @@ class Pipeline(OptimizerCalls):
     cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
         segments and exchanges to order by, or a function that gives each cell's program.
     kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
-    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``"products"``, ``"loss"``.
+    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``"products"``, ``"loss"``,
+        ``"norm"``.
     tensor_plan: how tensor ranks split products, a style by name: ``{"layers.*.mlp.up": "colwise", ...}``. By default
         the model's own ``_tp_plan``, as models of Transformers have it. Used where the mesh has tensor ranks.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
@@ -330,7 +331,9 @@ class Pipeline(OptimizerCalls):
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
         lines += [*told_graphs(self._held(), self._runner.graphs), *told_buffers(self._assembly.lanes)]
-        lines += self._assembly.fused.told() if self._assembly.fused else []
+        lines += [
+            line for changed in (self._assembly.fused, self._assembly.norms) if changed for line in changed.told()
+        ]
         return "\n".join(line for line in lines if line)
 
     def explain_capture(self, first: Any, second: Any) -> CaptureReport:
@@ -356,7 +359,7 @@ class Pipeline(OptimizerCalls):
         self._guard.forget()
         for stage in self._held():
             stage.release()
-        for changed in (self._assembly.compiled, self._assembly.fused):
+        for changed in (self._assembly.compiled, self._assembly.fused, self._assembly.norms):
             if changed is not None:
                 changed.release()
         for lanes in self._assembly.lanes:

@@ -45,6 +45,7 @@ from schedc_runtime.transport.collective_calls import Communicator
 if TYPE_CHECKING:
     from schedc_runtime.compiled.settings import CompileSettings
     from schedc_runtime.fusion.fused_stages import FusedStages
+    from schedc_runtime.fusion.norms import ProvidedNorms
     from schedc_runtime.offload.lanes import Lanes
 
 
@@ -306,3 +307,18 @@ def fused_blocks(
     from schedc_runtime.fusion.fused_stages import FusedStages
 
     return FusedStages(fuse, stages, aliases)
+
+
+def provided_norms(
+    name: str, model: nn.Module, stages: Iterable[Stage], device: torch.device, fuse: Fuse | None, *, compiled: bool
+) -> ProvidedNorms | None:
+    """The RMSNorms of ``stages`` that the provider of a name computes; None where none is named, or torch.
+
+    compiled: whether compile= is given. Raises `RuntimeFault` beside it, and where the provider cannot serve.
+    """
+    if name in ("", TORCH):
+        return None
+    from schedc_runtime.fusion.norms import ProvidedNorms, check_beside
+
+    check_beside(name, fuse, compiled=compiled)
+    return ProvidedNorms(name, model, stages, device)

@@ -32,6 +32,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
     fused_blocks,
     mesh_for,
     offload_stages,
+    provided_norms,
     recompute_stages,
 )
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
@@ -199,6 +200,10 @@ def make_stages(assembly: Assembly) -> None:
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
     assembly.fused = fused_blocks(assembly.plan.fuse, assembly.compile, assembly.held(), assembly.partition.aliases)
+    assembly.norms = provided_norms(
+        settings.providers["norm"], settings.model, assembly.held(), assembly.device, assembly.plan.fuse,
+        compiled=assembly.compile is not None,
+    )  # fmt: skip
     if settings.rng == "by name":
         number_stages(assembly.partition, assembly.held(), assembly.device)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from schedc_runtime.compiled.settings import CompileSettings
     from schedc_runtime.compiled.units import CompiledUnits
     from schedc_runtime.fusion.fused_stages import FusedStages
+    from schedc_runtime.fusion.norms import ProvidedNorms
     from schedc_runtime.materialize.construction import Construction
     from schedc_runtime.offload.lanes import Lanes
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
@@ -152,7 +153,7 @@ class Assembly:
     weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too. compile: settings of compiled units. compiled: the units, if any.
-    fused: blocks with fused chains, if any.
+    fused: blocks with fused chains, if any. norms: RMSNorms that a provider computes, if any.
     split: the model's split products, if the mesh has tensor ranks.
     lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
@@ -181,6 +182,7 @@ class Assembly:
     compile: CompileSettings | None = field(init=False)
     compiled: CompiledUnits | None = None
     fused: FusedStages | None = None
+    norms: ProvidedNorms | None = None
     split: SplitProducts | None = None
     lanes: list[Lanes] = field(default_factory=list)
     cell_source: CellSource = field(init=False)
