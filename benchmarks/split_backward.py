@@ -1,6 +1,7 @@
 """Measures what the split of the backward costs: I + W against plain autograd, and the memory held between I and W.
 
     python benchmarks/split_backward.py [--json] [--repetitions 25] [--width 256] [--tokens 1024] [--default-malloc]
+    python benchmarks/split_backward.py --instructions [--json] [--width 32] [--tokens 8]
 
 One stage of four transformer blocks in the middle of a pipeline. Plain: the same blocks, unmodified, and one
 `torch.autograd.backward`. Split: a `Stage` with deferred weight gradients. Both accumulate into gradients that exist,
@@ -16,19 +17,25 @@ take turns within one run, and use one thread. Printed, beside the least times a
                  beyond 1 is the price of any split on the machine: tensors have left the cache when W reads them.
     held_ratio   bytes held after I over bytes held before it (after F), both beyond the bytes held before F.
                  Instrument: bytes in use by glibc's mallinfo2, which counts every tensor of torch on a CPU.
+
+--instructions: only count the instructions of each part, in millions, by the callgrind of valgrind. ``beyond`` is
+what F, I and W run beyond F and B of plain autograd. It hardly depends on width and tokens; small ones take less time.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import ctypes
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from callgrind import count, counts_of
 from figures import give, parser_of
 from torch import Tensor, nn
 
@@ -164,14 +171,19 @@ def seconds(work: Callable[[], None]) -> float:
     return time.thread_time() - start
 
 
-def measure_time(split: Split, plain: Plain, by_hand: ByHand, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every repetition, by what was timed. The ways alternate in who comes first."""
-    rounds: list[list[tuple[str, Callable[[], None]]]] = [
+def rounds_of(split: Split, plain: Plain, by_hand: ByHand) -> list[list[tuple[str, Callable[[], None]]]]:
+    """The works of each way, by what they are called."""
+    return [
         [("plain F", plain.f), ("plain B", plain.b)],
         [("F", split.f), ("I", split.i), ("W", split.w)],
         [("F", split.f), ("B", split.b)],
         [("F by hand", by_hand.f), ("I by hand", by_hand.i), ("W by hand", by_hand.w)],
     ]
+
+
+def measure_time(split: Split, plain: Plain, by_hand: ByHand, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of every repetition, by what was timed. The ways alternate in who comes first."""
+    rounds = rounds_of(split, plain, by_hand)
     times: dict[str, list[float]] = {name: [] for works in rounds for name, _ in works}
     for repetition in range(repetitions):
         for works in rounds if repetition % 2 else reversed(rounds):
@@ -237,6 +249,29 @@ def benchmark(width: int, tokens: int, repetitions: int, *, default_malloc: bool
     }
 
 
+def count_parts(width: int, tokens: int) -> None:
+    """Run the parts under callgrind, as `instructions` asks."""
+    torch.set_num_threads(1)
+    made = make(width, tokens)
+    check_bits(*made)
+    gc.disable()
+    count([work for works in rounds_of(*made) for _, work in works])
+    os._exit(0)  # valgrind need not take the interpreter apart
+
+
+def instructions(width: int, tokens: int) -> dict[str, Any]:
+    """Millions of instructions of each part, and beyond plain autograd."""
+    names = [name for works in rounds_of(*make(width, tokens)) for name, _ in works]
+    command = [__file__, "--counted", "--width", str(width), "--tokens", str(tokens)]
+    parts = {name: number / 1e6 for name, number in counts_of(command, names).items()}
+    plain = parts["plain F"] + parts["plain B"]
+    beyond = {
+        "split": sum(parts[name] for name in ("F", "I", "W")) - plain,
+        "split by hand": sum(parts[f"{name} by hand"] for name in ("F", "I", "W")) - plain,
+    }
+    return {"blocks": BLOCKS, "width": width, "tokens": tokens, "million": parts, "beyond": beyond}
+
+
 def paired(ours: list[float], theirs: list[float]) -> float:
     """Median over the repetitions of the ratio within one repetition."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
@@ -245,11 +280,19 @@ def paired(ours: list[float], theirs: list[float]) -> float:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=25)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--tokens", type=int)
     parser.add_argument("--default-malloc", action="store_true")
+    parser.add_argument("--instructions", action="store_true")
+    parser.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    result = benchmark(options.width, options.tokens, options.repetitions, default_malloc=options.default_malloc)
+    if options.counted:
+        count_parts(options.width, options.tokens)
+    if options.instructions:
+        result = instructions(options.width or 32, options.tokens or 8)
+    else:
+        sizes = options.width or 256, options.tokens or 1024
+        result = benchmark(*sizes, options.repetitions, default_malloc=options.default_malloc)
     give(result, options)
 
 
