@@ -29,6 +29,8 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
 
     Formulas hold for all sizes and costs. With a cost file that has a table [cell], the report also has the
     exposed and the hidden communication at one size. Both are given per kind of cell and for the step.
+
+    The floors are those of `schedc check --floor` at one size, under the costs: what no order undercuts.
     """
     from schedc.diagnostics import RequestError
     from schedc.elaborate.sizes import unknown_sizes
@@ -44,6 +46,7 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
     if unknown := unknown_sizes(tree, sizes):
         raise RequestError(unknown)
     cells = {} if as_latex else _cells(schedule, sizes, costs)
+    floor = {} if as_latex else _floor(schedule, sizes, costs)
     with progress_bar(100, "measuring") as bar:
 
         def progress(done: int, total: int) -> None:
@@ -52,11 +55,15 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
         facts = to_json(derive(tree, progress))
     attached = _attached(schedule)
     if as_json:
-        click.echo(json.dumps(facts | ({"plan": attached} if attached else {}) | cells))
+        click.echo(json.dumps(facts | ({"plan": attached} if attached else {}) | cells | floor))
         return
     click.echo(to_text(facts, as_latex))
     for line in plan_text(attached) if attached else ():
         click.echo(line)
+    if floor:
+        from schedc.report.floors import ranks_text
+
+        click.echo("\n".join(ranks_text(floor["floor"])))
     if cells:
         from schedc.report.cells import to_text as cells_text
 
@@ -74,6 +81,23 @@ def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
 
     schedule, pricing = cell_pricing_at(name, sizes, costs)
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(pricing)}}
+
+
+def _floor(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
+    """The key ``floor``: the floors at one size. Without floors, ``none`` gives the reason."""
+    from schedc.compiler import analyse
+    from schedc.diagnostics import DiagnosticError
+    from schedc.inputs import open_input
+    from schedc.report.floors import of_analysis
+    from schedc.syntax.input import AppliedPlan
+
+    if costs.cell is not None or isinstance(open_input(name), AppliedPlan):
+        return {"floor": {"none": "floors speak of ops that take the times of costs, without a plan and cells"}}
+    try:
+        analysis = analyse(name, sizes, costs)
+        return {"floor": {"sizes": dict(analysis.schedule.sizes), **of_analysis(analysis)}}
+    except DiagnosticError as error:
+        return {"floor": {"none": error.diagnostics[0].message}}
 
 
 def _attached(name: Given) -> dict[str, Any] | None:

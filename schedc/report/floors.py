@@ -10,6 +10,7 @@ from schedc.search.bounds import OpWindows
 from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.tune import refuse_recomputation
+from schedc.units import equations
 
 _REACHED = 1e-9
 """Relative difference below which a makespan is the floor's."""
@@ -74,6 +75,19 @@ def to_text(floor: dict[str, Any]) -> Iterator[str]:
     yield f"rank {floor['rank']} idles for {floor['bubble']:g} at least: {floor['why'] or 'it may run all the time'}"
     common = ", with this in common: " + "; ".join(floor["limits"]) if floor["limits"] else ""
     yield f"the floor holds for every order of these ops within the memory that each rank holds here{common}"
+
+
+def ranks_text(floor: dict[str, Any]) -> Iterator[str]:
+    """The floor at one size, and that of each rank. floor: of `of_analysis` with ``sizes``; or ``none``, a reason."""
+    if "none" in floor:
+        yield f"no floor: {floor['none']}"
+        return
+    best, *rest = to_text(floor)
+    yield f"at {equations(floor['sizes'])}: {best}"
+    yield from rest
+    for rank in floor["ranks"]:
+        idle = f"idles for {rank['bubble']:g} at least: {rank['why'] or 'it may run all the time'}"
+        yield f"  rank {rank['rank']}: {rank['makespan']:g}, {idle}"
 
 
 def line_of_tune(floor: dict[str, Any]) -> str:

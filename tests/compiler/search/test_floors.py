@@ -129,6 +129,25 @@ def test_tune_proves_a_seed_on_its_floor_without_a_search() -> None:
     assert tuned.floor.rank == 7
 
 
+def test_a_report_says_what_check_says_of_each_rank() -> None:
+    def facts(*command: str) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(CliRunner().invoke(main, [*command, *size, *costs, "--json"]).stdout)[
+            "floor"
+        ]
+        return given
+
+    size, costs = ["-D", "P=2", "-D", "M=4"], ["--cost", "F=1,2", "--cost", "p2p=0.1"]
+    told = facts("report", "gpipe")
+    assert told == {"sizes": {"P": 2, "M": 4}, **facts("check", "gpipe", "--floor")}
+    text = CliRunner().invoke(main, ["report", "gpipe", *size, *costs]).stdout
+    assert f"at P = 2, M = 4: floor of the makespan {told['makespan']:g}" in text
+    for rank in told["ranks"]:
+        assert (
+            f"  rank {rank['rank']}: {rank['makespan']:g}, idles for {rank['bubble']:g} at least: {rank['why']}" in text
+        )
+    assert told["ranks"][0]["makespan"] != told["ranks"][1]["makespan"]
+
+
 def test_check_prints_the_floor_and_refuses_what_it_does_not_hold_for() -> None:
     command = ["check", "vhalf", "-D", "P=8", "-D", "M=16", "--floor"]
     text = CliRunner().invoke(main, command).output
