@@ -58,10 +58,9 @@ class Parallel:
                 f"the plan says cp {self.cp}; a pipeline splits no sequence over ranks",
                 "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `cp 1`",
             )
-        if self.tp > 1 and (self.ep > 1 or self.zero == 3):
-            beside = f"ep {self.ep}" if self.ep > 1 else "zero 3"
+        if beside := self._beside_tensor:
             return (
-                f"the plan says tp {self.tp} and {beside}; a pipeline splits products of dense, unsharded models alone",
+                f"the plan says tp {self.tp} and {beside}",
                 "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1`",
             )
         if self.zero == 2:
@@ -70,6 +69,18 @@ class Parallel:
                 "write `zero 1`, or `zero 3` to shard parameters too",
             )
         return None
+
+    @property
+    def _beside_tensor(self) -> str:
+        """What a pipeline of the runtime does not carry out beside the tensor parallel ranks; "" for what it does."""
+        if self.tp == 1:
+            return ""
+        if self.zero == 3:
+            return "zero 3; a pipeline splits products of unsharded models alone"
+        if self.ep > 1 and not self.of:
+            return f"ep {self.ep} without `of {OF_ATTENTION}`; a pipeline splits no experts"
+        uneven = max(self.tp, self.ep) % min(self.tp, self.ep) > 0
+        return f"ep {self.ep}; a pipeline shares experts where one of the two divides the other" if uneven else ""
 
     def shape(self) -> GroupShape | None:
         """The nodes of an expert group; None where the plan says no node, or where groups lie across nodes unevenly.

@@ -164,11 +164,12 @@ class RowLoader:
             self._window = begin, window
         window = self._window[1]
         numbers = window.cut[place.step]
-        dealt = deal(window.costs[numbers], self._microbatches, self._mesh.replicas, self._mesh.experts, self._rows)
+        mesh = self._mesh
+        dealt = deal(window.costs[numbers], self._microbatches, mesh.replicas, mesh.sharing_replicas, self._rows)
         orders = np.tile(np.arange(self._microbatches, dtype=np.int64), (self._mesh.replicas, 1))
         found: dict[int, Int64] = {}
         for replica in self._replicas if self._pricer is not None else ():
-            group = replica // self._mesh.experts
+            group = replica // self._mesh.sharing_replicas
             if group not in found:
                 assert self._pricer is not None
                 found[group] = order_rows(dealt.group_costs(replica), self._pricer)

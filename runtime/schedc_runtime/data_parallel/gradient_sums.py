@@ -47,23 +47,37 @@ class SumUnderWay(NamedTuple):
 
 
 class StageSums:
-    """The sums of a stage's gradients over one group of replicas, a bucket at a time.
+    """The sums of a stage's gradients over groups of replicas, a bucket at a time.
 
-    parameters: those of the stage, trained or not; the trained ones travel.
+    parameters: those of the stage, trained or not; the trained ones travel. communicator: the replicas that sum them.
+    experts: the replicas that sum gradients of experts; by default ``communicator``.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], communicator: Communicator) -> None:
-        self.parameters, self.communicator = tuple(parameters), communicator
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], communicator: Communicator, experts: Communicator | None = None
+    ) -> None:
+        self.parameters, self.communicator, self.experts = tuple(parameters), communicator, experts or communicator
         self._trained: list[bool] | None = None
         self._buckets: tuple[Bucket, ...] = ()
         self._under_way: list[SumUnderWay] = []
+
+    @property
+    def travel(self) -> bool:
+        """Whether other ranks sum any of the parameters, once they are trained."""
+        return any(parts and group.size > 1 for parts, group in self._parts())
+
+    def _parts(self) -> Iterator[tuple[list[nn.Parameter], Communicator]]:
+        """The parameters of experts and the others, each with the replicas that sum them."""
+        yield [p for p in self.parameters if is_expert(p)], self.experts
+        yield [p for p in self.parameters if not is_expert(p)], self.communicator
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """What travels together now: parameters may be frozen and trained again between steps."""
         trained = [parameter.requires_grad for parameter in self.parameters]
         if trained != self._trained:
-            self._trained, self._buckets = trained, buckets(self.parameters, self.communicator)
+            travelling = (buckets(part, group) for part, group in self._parts() if group.size > 1)
+            self._trained, self._buckets = trained, tuple(bucket for part in travelling for bucket in part)
         return self._buckets
 
     def reset(self) -> None:

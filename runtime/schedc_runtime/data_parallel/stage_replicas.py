@@ -155,14 +155,14 @@ def stage_replicas(
 ) -> dict[ReplicaKey, StageReplicas]:
     """What the works among replicas in a rank's stream run on. stages, shards: of the rank, by stage."""
     replicas: dict[ReplicaKey, StageReplicas] = {}
-    members = {WorkGroup.REPLICAS: peer_groups.replicas, WorkGroup.SAME_EXPERTS: peer_groups.same_experts}
+    members = {WorkGroup.REPLICAS: peer_groups.replicas, WorkGroup.SAME_EXPERTS: peer_groups.same_products}
     modules = {index: stage.module for index, stage in stages.items()}
     for summed in summed_stages(stream, modules, tied):
         for parameters, late in ((summed.now, False), (summed.late, True)):
             for group, communicator in members.items():
                 mine = [parameter for parameter in parameters if group_of_replicas(parameter) is group]
-                if communicator.size > 1 and mine:
-                    sums = StageSums(mine, communicator)
+                sums = StageSums(mine, communicator, peer_groups.same_experts)
+                if sums.travel:
                     replicas[ReplicaKey(summed.index, int(group), late)] = StageReplicas(summed.index, sums)
     for index, of_stage in (shards or {}).items():
         key = ReplicaKey(index, int(WorkGroup.REPLICAS), False)

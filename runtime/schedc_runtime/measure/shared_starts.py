@@ -84,7 +84,7 @@ class SharedStarts:
         ranks = ExpertRanks(
             self.mesh.experts // (self.mesh.per_node or self.mesh.experts),
             self.mesh.per_node or self.mesh.experts,
-            self.mesh.data,
+            self.mesh.expert_groups,
         )
         place = self.mesh.coordinate(self.process)
         replicas = ranks.members(ranks.communicator(lane, reach, place.replica))

@@ -166,7 +166,7 @@ class AuxiliaryLoss(nn.Module):
 
     over all tokens of the microbatch on all replicas, which may have different numbers of tokens. Fractions have no
     gradient (Fedus et al., 2021, section 2.2). This rank adds its part times the number of replicas. The mean of the
-    replicas' gradients is then the gradient of the loss, as for any mean loss.
+    replicas' gradients is then the gradient of the loss, as for any mean loss. Tensor ranks are one replica.
 
     output: [N, width]. sums: [experts] shares summed over this rank's tokens. everyone: [replicas, 2, experts] choices
     of each expert, and sums of shares.
@@ -177,6 +177,8 @@ class AuxiliaryLoss(nn.Module):
         self.routing = routing
         self.scale = 1.0
         """Factor of a microbatch's training loss before its backward."""
+        self.sharing = 1
+        """Number of ranks that have one batch together: their gradients are parts of a sum and not of a mean."""
         self.total: Tensor | None = None
         """Sum of the losses of the microbatches trained since `clear`, without `scale`."""
         self.microbatches = 0
@@ -188,7 +190,7 @@ class AuxiliaryLoss(nn.Module):
     def forward(self, output: Tensor, sums: Tensor, everyone: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return output
-        total, factors = self.total, (self.routing.balance, self.scale)
+        total, factors = self.total, (self.routing.balance, self.scale / self.sharing)
         gradient, total = _balance(sums.detach(), everyone, total, self.routing.top, *factors)
         if self.training and not replaying():
             self.total = total

@@ -32,17 +32,19 @@ class Mesh:
 
     The ranks that hold the same stages are replicas. Parameters outside of experts lie on each replica, and their
     gradients are summed over all replicas. Groups of ``experts`` neighbouring replicas share the experts of their
-    layers; each rank holds its part. An expert's gradients are summed over the ``data`` ranks with the same part.
+    layers; each rank holds its part. An expert's gradients are summed over the ranks with the same part.
 
-    Process ``(pipeline rank * replicas + replica) * tensor + t`` of the world has replica ``d * experts + e`` and is
-    tensor rank t. Tensor ranks are neighbours, and so is an expert group.
+    With ``tensor`` ranks a replica is as many processes, which have one batch together. Process ``(pipeline rank *
+    replicas + replica) * tensor + t`` of the world is tensor rank t. The processes with the same stages are peers, in
+    this order. Tensor ranks are neighbours among them, and so are the ranks of an expert group, which spans tensor
+    ranks. One of ``experts`` and ``tensor`` then divides the other, and there are ``data`` times the larger one peers.
 
     per_node: number of ranks of an expert group in one node; 0: all of them.
     shard_dense: shard parameters outside of experts over the replicas with FSDP2. Between steps parameters, gradients
         and the optimizer's state are DTensors. They are gathered while their stage works.
     high_priority: lanes whose collectives run on streams of high priority on a GPU, see `priorities.LANES`; by default
         none.
-    tensor: ranks that split the products of a layer (tensor parallelism). They have one batch together.
+    tensor: ranks that split the products of a layer (tensor parallelism). Experts are never split.
     """
 
     pipeline: int
@@ -56,6 +58,11 @@ class Mesh:
     def __post_init__(self) -> None:
         if min(self.pipeline, self.experts, self.data, self.tensor) < 1 or self.per_node < 0:
             raise RuntimeFault(f"{self} has an axis without ranks", "every axis has at least one rank")
+        if max(self.experts, self.tensor) % min(self.experts, self.tensor):
+            raise RuntimeFault(
+                f"{self.experts} ranks share the experts, {self.tensor} split products, and neither divides the other",
+                "choose expert ranks that fill whole groups of tensor ranks, or that fit into one",
+            )
         if self.experts % (self.per_node or self.experts):
             raise RuntimeFault(
                 f"{self.experts} ranks share the experts, {self.per_node} in each node, which does not divide them",
@@ -65,8 +72,7 @@ class Mesh:
             wrong = [self.high_priority] if isinstance(self.high_priority, str) else wrong
             raise RuntimeFault(f"high_priority of `{wrong[0]}`", f"give a tuple of lanes: {', '.join(LANES)}")
         self.refuse_beside_tensor(
-            {f"{self.experts} expert ranks": self.experts > 1, "shard_dense": self.shard_dense},
-            "leave one of the two out; replicas (data) work with tensor ranks",
+            {"shard_dense": self.shard_dense}, "leave one of the two out; replicas (data) work with tensor ranks"
         )
 
     @classmethod
@@ -78,9 +84,9 @@ class Mesh:
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        least = pipeline * experts * tensor
+        least = pipeline * max(experts, tensor)
         if world % least:
-            split = f" times {tensor} tensor ranks" if tensor > 1 else ""
+            split = f", and {tensor} tensor ranks" if tensor > 1 else ""
             raise RuntimeFault(
                 f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks{split}",
                 f"start a multiple of {least} processes{surplus(world - least)}",
@@ -118,7 +124,17 @@ class Mesh:
     @property
     def replicas(self) -> int:
         """Number of pipelines with a batch of their own."""
-        return self.experts * self.data
+        return self.sharing_replicas * self.data
+
+    @property
+    def sharing_replicas(self) -> int:
+        """Number of replicas whose ranks make one expert group, or a part of one."""
+        return max(1, self.experts // self.tensor)
+
+    @property
+    def expert_groups(self) -> int:
+        """Number of groups of peers that hold all experts once."""
+        return self.peers // self.experts
 
     @property
     def peers(self) -> int:
@@ -133,11 +149,13 @@ class Mesh:
         processes that work, if the replicas do not divide the parts.
         """
         if parts < 1 or parts % self.replicas:
-            fitting = [data for data in range(1, parts + 1) if parts % (data * self.experts) == 0]
-            sizes = ", ".join(str(self.pipeline * self.experts * data * self.tensor) for data in fitting)
+            fitting = [data for data in range(1, parts + 1) if parts % (data * self.sharing_replicas) == 0]
+            sizes = ", ".join(str(self.pipeline * self.exchanging * data) for data in fitting)
             raise RuntimeFault(
                 f"{parts} parts of a batch cannot be shared by {self.replicas} replicas",
-                f"start one of these numbers of processes: {sizes}" if sizes else f"give a multiple of {self.experts}",
+                f"start one of these numbers of processes: {sizes}"
+                if sizes
+                else f"give a multiple of {self.sharing_replicas}",
             )
         return parts // self.replicas
 
@@ -168,7 +186,11 @@ class Mesh:
     @property
     def exchanging(self) -> int:
         """Number of neighbours that exchange something inside of layers: expert ranks, or tensor ranks."""
-        return self.experts * self.tensor
+        return max(self.experts, self.tensor)
+
+    def peer(self, coordinate: Coordinate) -> int:
+        """The number of a process among those with the same stages."""
+        return coordinate.replica * self.tensor + coordinate.tensor
 
     def pipelines(self) -> Iterator[list[int]]:
         """[peers][pipeline] the processes of each pipeline."""
@@ -182,13 +204,16 @@ class Mesh:
 
     def sharing(self, coordinate: Coordinate) -> list[int]:
         """[experts] the processes that share experts with ``coordinate``, in order."""
-        first = coordinate.replica - coordinate.replica % self.experts
-        return self.replicas_of(coordinate)[coordinate.tensor :: self.tensor][first : first + self.experts]
+        first = self.peer(coordinate) // self.experts * self.experts
+        return self.replicas_of(coordinate)[first : first + self.experts]
 
     def holding_the_same(self, coordinate: Coordinate) -> list[int]:
-        """[data] the processes that hold the same part of experts and of split products, in order."""
-        apart = self.experts * self.tensor
-        return self.replicas_of(coordinate)[self.process(coordinate) % apart :: apart]
+        """[expert groups] the processes that hold the same part of experts, in order."""
+        return self.replicas_of(coordinate)[self.peer(coordinate) % self.experts :: self.experts]
+
+    def splitting_the_same(self, coordinate: Coordinate) -> list[int]:
+        """[replicas] the processes that hold the same part of split products, in order."""
+        return self.replicas_of(coordinate)[coordinate.tensor :: self.tensor]
 
     def splitting(self, coordinate: Coordinate) -> list[int]:
         """[tensor] the processes that split products with ``coordinate``, in order."""
@@ -220,8 +245,13 @@ class PeerGroups:
 
     @property
     def same_experts(self) -> Communicator:
-        """The ranks with the same part of the experts and of split products."""
+        """The ranks with the same part of the experts."""
         return self.table["same experts"]
+
+    @property
+    def same_products(self) -> Communicator:
+        """The ranks with the same part of split products: all replicas where none are split."""
+        return self.table.get("same products", self.replicas)
 
     @property
     def tensor(self) -> Communicator:
@@ -229,13 +259,16 @@ class PeerGroups:
         return self.table["tensor"]
 
     @property
-    def inside_layers(self) -> ExpertGroup:
-        """The ranks that exchange something inside of layers: those of the experts, or of split products."""
+    def splitting(self) -> ExpertGroup:
+        """The ranks that split products, as the group of an exchange. They lie in one node."""
         tensor = self.tensor
-        if tensor.size == 1:
-            return self.experts
         alone = SoloCommunicator("rail"), SoloCommunicator("node")
         return ExpertGroup(tensor, *alone, per_node=tensor.size, rank=tensor.rank)
+
+    @property
+    def inside_layers(self) -> ExpertGroup:
+        """The larger group of the two that exchange something inside of layers: for experts, and for split products."""
+        return self.splitting if self.tensor.size > self.experts.size else self.experts
 
     def close(self) -> None:
         """Give up the collectives in flight, which wakes the ranks that wait for this one."""
@@ -257,7 +290,12 @@ class PeerGroups:
         return group.expert, group.rail, group.node, *self.table.values()
 
 
-_GROUPS = {"replicas": Mesh.replicas_of, "same experts": Mesh.holding_the_same, "tensor": Mesh.splitting}
+_GROUPS = {
+    "replicas": Mesh.replicas_of,
+    "same experts": Mesh.holding_the_same,
+    "tensor": Mesh.splitting,
+    "same products": Mesh.splitting_the_same,
+}
 """By name: the members of a rank's group, in the order in which all processes make the groups."""
 
 
@@ -273,7 +311,9 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
     """
     coordinates = [mesh.coordinate(process) for process in range(mesh.size)]
     parts = {
-        name: list(dict.fromkeys(tuple(among(mesh, each)) for each in coordinates)) for name, among in _GROUPS.items()
+        name: list(dict.fromkeys(tuple(among(mesh, each)) for each in coordinates))
+        for name, among in _GROUPS.items()
+        if name != "same products" or mesh.tensor > 1
     }
     per_node = mesh.per_node or mesh.experts
     high = mesh.high_priority

@@ -98,7 +98,7 @@ class Network:
                 f"compile the schedule for P={size}, or start {self.ranks} processes{surplus(size - self.ranks)}",
             )
         if size != mesh.size:
-            split = f" times {mesh.tensor} tensor ranks" if mesh.tensor > 1 else ""
+            split = f": {mesh.size} processes with {mesh.tensor} tensor ranks" if mesh.tensor > 1 else ""
             raise RuntimeFault(
                 f"the mesh has {mesh.pipeline} pipeline ranks times {mesh.experts} expert ranks times"
                 f" {mesh.data}{split}, the process group has {size}",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.tensor_parallel.exchanges import ROWS, OwnColumns, TensorExchange
 
 ROW_BY_ROW = frozenset({
@@ -55,7 +56,8 @@ def refuse_meeting_rows(
         if name == "Gather" or (name != "Scatter" and any(source in within for source in node.all_input_nodes)):
             within.add(node)  # whole rows, up to the scatter
             continue
-        if isinstance(module, (TensorExchange, OwnColumns)) or target in cores or target.startswith(opened):
+        apart = isinstance(module, (TensorExchange, OwnColumns, RoutingLayer))
+        if apart or target in cores or target.startswith(opened):
             continue
         if not (_is_row_by_row(node, inside) if module is None else _keeps_rows_apart(module, node)):
             what = f"`{target}`" if module is not None else f"the function `{getattr(node.target, '__name__', target)}`"

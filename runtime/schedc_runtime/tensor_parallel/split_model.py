@@ -11,7 +11,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
 from schedc_runtime.tensor_parallel.shard import shard_model
-from schedc_runtime.tensor_parallel.styles import cores_of, head_of, styled_modules, styles_of
+from schedc_runtime.tensor_parallel.styles import cores_of, dense_styles, head_of, styled_modules, styles_of
 from schedc_runtime.tensor_parallel.vocabulary import by_loss, shard_vocabulary, vocabulary_of
 
 
@@ -28,7 +28,7 @@ class SplitProducts:
         self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup, multiplied: str = ""
     ) -> None:
         self._model, self.group = model, group
-        self.styles = dict(styles_of(model, plan))
+        self.styles = dense_styles(model, styles_of(model, plan))
         styled = list(styled_modules(model, self.styles))
         self.head = head_of(model, self.styles)
         self.cores = cores_of(styled, self.head)

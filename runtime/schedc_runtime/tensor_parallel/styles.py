@@ -5,7 +5,7 @@ A plan is a dict from a name with `*` for numbers to a style, as the ``base_mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import nn
 
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks.exchange import RoutingLayer
 
 
 class Split(Enum):
@@ -46,6 +47,20 @@ STYLES = {
     "embedding_rowwise": SplitStyle(outside=True),
 }
 """The styles that a pipeline carries out."""
+
+
+_ADDED = {
+    "deepseek_v3": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.q_b_proj": "colwise",
+        "model.layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+        "model.layers.*.self_attn.kv_b_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+    }
+}
+"""By model type: the styles of attention that a model's own plan lacks, as other models with MLA have them."""
+_REPLACED = frozenset(["experts", "shared_experts", "gate", "gate_proj", "up_proj", "down_proj"])
+"""The modules of a block's MLP that a `MoELayer` takes the place of, in Transformers."""
 
 
 class StyledModule(NamedTuple):
@@ -81,12 +96,42 @@ class Core:
 def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:
     """The plan that was given, else the model's own. Raises `RuntimeFault` for a model without one."""
     own = given if given is not None else getattr(model, "_tp_plan", None)
+    if given is None and isinstance(own, Mapping):
+        added = _ADDED.get(getattr(getattr(model, "config", None), "model_type", ""), {})
+        names = [name for name, _ in model.named_modules()]
+        own = {**own, **{pattern: style for pattern, style in added.items() if _fits(names, pattern)}}
     if not isinstance(own, Mapping) or not own:
         raise RuntimeFault(
             f"the mesh splits products over tensor ranks, and {type(model).__name__} has no plan of styles",
             'pass Pipeline(tensor_plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"})',
         )
     return own
+
+
+def paths_of_experts(model: nn.Module) -> list[str]:
+    """The paths of layers that send rows by their values."""
+    return [name for name, module in model.named_modules() if isinstance(module, RoutingLayer)]
+
+
+def dense_styles(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """The plan without the styles of what a `MoELayer` has taken the place of: experts are whole on their rank."""
+    paths = paths_of_experts(model)
+    layers, inside = [path.split(".") for path in paths], tuple(f"{path}." for path in paths)
+    names = [name for name, _ in model.named_modules() if not name.startswith(inside)]
+
+    def of_experts(pattern: str) -> bool:
+        words = pattern.split(".")
+        replaced = any(
+            len(words) > len(layer) and words[len(layer)] in _REPLACED and all(map(fnmatchcase, layer, words))
+            for layer in layers
+        )
+        return replaced and not _fits(names, pattern)
+
+    return {pattern: style for pattern, style in plan.items() if not of_experts(pattern)}
+
+
+def _fits(names: Iterable[str], pattern: str) -> bool:
+    return any(_matches(name, pattern) for name in names)
 
 
 def cores_of(styled: Sequence[StyledModule], head: str) -> tuple[Core, ...]:
@@ -117,11 +162,13 @@ def styled_modules(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Styled
     """
     modules = dict(model.named_modules())
     for pattern, style in plan.items():
-        fits = any(_matches(name, pattern) for name in modules)
+        fits = _fits(modules, pattern)
         if style not in STYLES and (fits or _is_parameter(model, pattern)):
             raise RuntimeFault(
                 f"the plan of styles has `{pattern}: {style}`, and a pipeline does not carry out the style `{style}`",
-                f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
+                "replace expert layers by ours, which stay whole: schedc_runtime.moe.huggingface.swap_experts(model)"
+                if "experts" in pattern.split(".")
+                else f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
             )
         if not fits:
             raise RuntimeFault(

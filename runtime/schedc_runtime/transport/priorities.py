@@ -19,6 +19,8 @@ LANES = {
     "node": "rows inside a node (hierarchical, allgather)",
     "replicas": "sums of gradients and of auxiliary losses over all replicas",
     "same experts": "sums of the gradients of experts over the ranks that hold the same",
+    "same products": "sums of the gradients of split products over the ranks that hold the same part",
+    "tensor": "rows and columns between the ranks that split products",
 }
 """What each lane carries."""
 

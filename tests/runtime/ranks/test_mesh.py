@@ -45,6 +45,22 @@ def test_places_cover_the_world_and_groups_partition_it() -> None:
     assert Mesh(2).names == ["rank 0", "rank 1"]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "sharing", "same"),
+    [
+        (Mesh(2, experts=4, data=2, tensor=2), [12, 13, 14, 15], [9, 13]),
+        (Mesh(2, experts=2, data=2, tensor=4), [12, 13], [9, 11, 13, 15]),
+    ],
+)
+def test_expert_groups_span_tensor_ranks(mesh: Mesh, sharing: list[int], same: list[int]) -> None:
+    """Neighbours among 8 processes with the same stages share experts."""
+    place = mesh.coordinate(13)
+    assert (mesh.replicas, mesh.peers, mesh.expert_groups) == (8 // mesh.tensor, 8, 8 // mesh.experts)
+    assert (mesh.sharing(place), mesh.holding_the_same(place)) == (sharing, same)
+    assert mesh.splitting_the_same(place) == list(range(8 + 5 % mesh.tensor, 16, mesh.tensor))
+    assert mesh.splitting(place) == list(range(12, 12 + mesh.tensor))
+
+
 def test_tensor_ranks_are_neighbours_and_have_one_batch() -> None:
     """Groups of 2 pipeline ranks x 3 replicas x 2 tensor ranks: each is a partition of the processes."""
     mesh = Mesh(2, data=3, tensor=2)
@@ -55,10 +71,10 @@ def test_tensor_ranks_are_neighbours_and_have_one_batch() -> None:
     assert mesh.process(place) == 11
     assert mesh.name(place) == "rank 1 of replica 2, tensor rank 1"
     assert mesh.splitting(place) == [10, 11]
-    assert mesh.holding_the_same(place) == [7, 9, 11]
+    assert mesh.splitting_the_same(place) == [7, 9, 11]
     assert mesh.replicas_of(place) == [6, 7, 8, 9, 10, 11]
     assert list(mesh.pipelines())[5] == [5, 11]
-    for among in (mesh.splitting, mesh.holding_the_same, mesh.replicas_of, mesh.sharing):
+    for among in (mesh.splitting, mesh.splitting_the_same, mesh.holding_the_same, mesh.replicas_of, mesh.sharing):
         groups = {tuple(among(each)) for each in places}
         assert sorted(process for group in groups for process in group) == list(range(12))
 
@@ -85,7 +101,7 @@ def test_the_mesh_of_torch(names: tuple[str, ...], ranks: torch.Tensor, expected
     ("arguments", "message"),
     [
         ({"pipeline": 0}, "without ranks"),
-        ({"pipeline": 1, "experts": 2, "tensor": 2}, "2 tensor ranks and 2 expert ranks"),
+        ({"pipeline": 1, "experts": 3, "tensor": 2}, "3 ranks share the experts, 2 split products, and neither"),
         ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them"),
         ({"pipeline": 1, "high_priority": ("rail", "wire")}, "`wire`.*(\n.*)*comm, rail, node, replicas"),
         ({"pipeline": 1, "high_priority": "rail"}, "`rail`.*(\n.*)*give a tuple"),
@@ -145,8 +161,16 @@ def test_the_mesh_of_a_parallel_line() -> None:
     whole = Plan(parallel=Parallel(dp=2, zero=3))
     assert mesh_for(whole, program, None) == Mesh(2, data=2, shard_dense=True)
     assert mesh_for(Plan(parallel=Parallel(tp=2, dp=3)), program, None) == Mesh(2, data=3, tensor=2)
+    for sizes, wanted in (
+        ({"ep": 2}, Mesh(2, 2, 1, 2, tensor=2)), ({"ep": 2, "dp": 3}, Mesh(2, 2, 3, 2, tensor=2)),
+        ({"ep": 4, "dp": 6}, Mesh(2, 4, 3, 4, tensor=2)), ({"tp": 4, "ep": 2, "dp": 2}, Mesh(2, 2, 2, 2, tensor=4)),
+    ):  # fmt: skip
+        of_attention = Parallel(**{"tp": 2, "of": "attention", "node": 8, **sizes})
+        assert mesh_for(Plan(parallel=of_attention), program, None) == wanted
+        assert (wanted.replicas, wanted.peers) == (of_attention.dp, of_attention.per_rank)
     for refused, mesh, words in (
-        (Parallel(tp=2, of="attention", ep=2), None, "tp 2 and ep 2.*(\n.*)*export PLAN --to megatron"),
+        (Parallel(tp=2, ep=2), None, "tp 2 and ep 2 without `of attention`.*(\n.*)*export PLAN --to megatron"),
+        (Parallel(tp=2, of="attention", ep=3, dp=3), None, "ep 3; a pipeline shares experts where one of the two"),
         (Parallel(tp=2, dp=2, zero=3), None, "tp 2 and zero 3"),
         (Parallel(tp=2), Mesh(2), "data ranks x 2 tensor ranks, the mesh has 2 x 1 x 1"),
         (Parallel(cp=4), None, "says cp 4"),

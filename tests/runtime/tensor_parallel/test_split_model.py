@@ -18,7 +18,8 @@ from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.transport.collectives import SoloCommunicator
-from support.tensor_cases import TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
+from support.needs import needs
+from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
 
 
 def split(model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0) -> SplitProducts:
@@ -47,6 +48,16 @@ def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
 def test_plans_that_are_not_carried_out(styles: dict[str, str], words: str) -> None:
     with pytest.raises(RuntimeFault, match=words):
         split(toy(), styles)
+
+
+@needs("transformers")
+def test_expert_layers_of_transformers_are_replaced_first() -> None:
+    import transformers
+
+    config = transformers.MixtralConfig(**{**SIZES, "num_local_experts": 4})
+    model = transformers.MixtralForCausalLM(config)
+    with pytest.raises(RuntimeFault, match=r"mlp.experts.*packed_colwise.*(\n.*)*swap_experts\(model\)"):
+        split(model, model._tp_plan)
 
 
 def test_a_model_without_a_head() -> None:

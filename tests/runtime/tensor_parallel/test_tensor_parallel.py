@@ -10,7 +10,7 @@ import pytest
 from schedc_runtime.testing import pool
 from support.needs import needs
 
-CASES = "support.tensor_cases"
+CASES, EXPERT_CASES = "support.tensor_cases", "support.tensor_expert_cases"
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
@@ -46,6 +46,33 @@ def test_models_of_transformers_train_by_their_own_plans() -> None:
     for cases in pool(4).run(f"{CASES}:families", timeout=240, names=names, schedules=["dualpipev"]):
         assert [case["family"] for case in cases] == names
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases)
+
+
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("family", "mesh", "biases"),
+    [("Mixtral", "ep 2 over tp 2", 0), ("DeepseekV3", "ep 4 over tp 2, dp 2", 6), ("Qwen3Moe", "ep 2 in tp 4", 0)],
+)
+def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
+    """Latent attention, an auxiliary loss, and groups larger and smaller than those of tensor ranks."""
+    for (case,) in pool(4).run(f"{EXPERT_CASES}:experts", timeout=240, names=[family], meshes=[mesh], balance=0.01):
+        assert case["error"] <= 1e-14, case
+        assert (case["equal"], case["biases"]) == (True, biases)
+
+
+@needs("transformers")
+def test_a_state_with_experts_is_the_same_at_other_numbers_of_ranks(tmp_path: Path) -> None:
+    first, *others = pool(4).run(f"{EXPERT_CASES}:expert_states", timeout=240, folder=str(tmp_path / "saved"))[0]
+    assert sum("experts." in name for name in first) == 6
+    assert others == [first, first]
+
+
+@needs("transformers")
+def test_plans_for_experts_that_are_not_carried_out_on_tensor_ranks() -> None:
+    for split, capacity, hot in pool(4).run(f"{EXPERT_CASES}:expert_refusals", timeout=240):
+        assert "2 tensor ranks and experts, which `parallel` splits without `of attention`" in split
+        assert "2 tensor ranks and `capacity` in the plan" in capacity
+        assert "2 tensor ranks and `hot` in the plan" in hot
 
 
 def test_a_state_is_the_same_at_other_numbers_of_tensor_ranks(tmp_path: Path) -> None:

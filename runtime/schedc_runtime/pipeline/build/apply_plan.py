@@ -111,6 +111,7 @@ def attach(
     for module in modules:
         layers = list(moe_layers(module))
         for name, layer in layers:
+            layer.balance.sharing = mesh.tensor
             _take_products(plan, name, layer, kernels, providers["products"])
             layer.planner.name = name
         if not layers:
@@ -199,7 +200,7 @@ def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels, nam
 
 
 def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
-    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them, tp tensor ranks.
+    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, groups of them, tp tensor ranks.
 
     With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is
     made by whoever trains. Raises `RuntimeFault` for `Parallel.refusal`, and for another ``mesh``.
@@ -207,7 +208,7 @@ def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh |
     if refusal := parallel.refusal:
         raise RuntimeFault(*refusal)
     per_node = plan.topology.per_node if plan.topology else min(parallel.ep, parallel.node)
-    data, sharded = parallel.dp // parallel.ep, parallel.zero == 3
+    data, sharded = parallel.per_rank // max(parallel.ep, parallel.tp), parallel.zero == 3
     planned = Mesh(program.ranks, parallel.ep, data, per_node, sharded, tensor=parallel.tp)
     if mesh is None:
         return planned

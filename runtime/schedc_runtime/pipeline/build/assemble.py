@@ -19,7 +19,6 @@ from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import construction_of
-from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.shared import tied_apart, ties_of
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint, plan_prints
@@ -44,6 +43,7 @@ from schedc_runtime.pipeline.build.output_losses import as_loss, check_losses
 from schedc_runtime.pipeline.build.parallelize import sharding_of, take_shards
 from schedc_runtime.pipeline.build.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, place_works, together
+from schedc_runtime.pipeline.build.split_products import split_products
 from schedc_runtime.pipeline.build.stages import (
     copied_stages,
     device_of,
@@ -104,33 +104,6 @@ def check_attachments(assembly: Assembly) -> None:
         from schedc_runtime.compiled.settings import compile_settings
 
         assembly.compile = compile_settings(asked)
-
-
-def split_products(assembly: Assembly) -> None:
-    """This rank's parts of the products that tensor ranks split, if the mesh has such ranks."""
-    if assembly.mesh.tensor == 1:
-        named = assembly.settings.model.named_parameters()
-        if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
-            raise RuntimeFault(
-                f"`{name}` is a tensor rank's part of another pipeline",
-                "give a model with whole weights, and load the state of `full_state_dict`",
-            )
-        return
-    from schedc_runtime.tensor_parallel.split_model import SplitProducts
-
-    settings, (place,) = assembly.settings, assembly.places
-    assembly.mesh.refuse_beside_tensor({
-        "a model on the meta device": assembly.construction.deferred,
-        "layers of experts": any(True for _ in moe_layers(settings.model)),
-        "compile=": assembly.compile is not None,
-        "`fuse` in the plan": assembly.plan.fuse is not None,
-        "`recompute` in the plan": bool(assembly.plan.recompute),
-        "`slices` in the plan": bool(assembly.plan.slices),
-        f"rng={settings.rng!r}": settings.rng != "by name",
-    })  # fmt: skip
-    group = assembly.network.peer_groups[place].inside_layers
-    head: str = getattr(settings.loss_fn, "head", "")
-    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group, head)
 
 
 def cut_model(assembly: Assembly) -> None:

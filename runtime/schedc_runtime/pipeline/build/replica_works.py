@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from schedc.ir.works import WorkGroup
-from schedc_runtime.data_parallel.gradient_sums import is_dense_shard
+from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
 from schedc_runtime.data_parallel.stage_replicas import StageBytes, group_of_replicas, kept_whole, summed_stages
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -39,13 +39,17 @@ _AMONG = WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS
 
 def _summed(parameters: Iterable[nn.Parameter], group: WorkGroup, mesh: Mesh) -> int:
     """Bytes of the gradients that a group of replicas sums."""
-    if (mesh.data if group is WorkGroup.SAME_EXPERTS else mesh.peers) == 1:
-        return 0
     return sum(
         _size(parameter)
         for parameter in parameters
-        if parameter.requires_grad and group_of_replicas(parameter) is group
+        if parameter.requires_grad and group_of_replicas(parameter) is group and _members(parameter, group, mesh) > 1
     )
+
+
+def _members(parameter: nn.Parameter, group: WorkGroup, mesh: Mesh) -> int:
+    """Number of processes that sum a parameter's gradient."""
+    same = mesh.expert_groups if is_expert(parameter) else mesh.replicas
+    return same if group is WorkGroup.SAME_EXPERTS else mesh.peers
 
 
 def _size(parameter: nn.Parameter) -> int:

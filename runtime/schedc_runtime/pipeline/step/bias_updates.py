@@ -68,7 +68,7 @@ def summed_over_replicas(
 def _exchanges_loads(program: Program, mesh: Mesh, modules: Iterable[nn.Module]) -> bool:
     """Whether an update needs messages between ranks. modules: those of all stages. The same on every rank."""
     copies = bool(((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0)).any())
-    return (copies or mesh.data > 1) and any(True for module in modules for _ in moe_layers(module))
+    return (copies or mesh.expert_groups > 1) and any(True for module in modules for _ in moe_layers(module))
 
 
 def _peers(program: Program, place: Coordinate) -> dict[int, int]:

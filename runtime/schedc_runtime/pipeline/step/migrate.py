@@ -76,7 +76,7 @@ class ForecastPlaces:
         plan, migrate, mesh = assembly.plan, assembly.plan.migrate, assembly.mesh
         assert migrate is not None
         copies = assembly.program.placement.rank_of_stage.shape[0]
-        rows = choices / (group.size * mesh.data * copies)
+        rows = choices / (group.size * mesh.expert_groups * copies)
         down, costs = layer.experts.down, assembly.settings.cells
         row_bytes = down.shape[2] * down.element_size()
         way = move_time(

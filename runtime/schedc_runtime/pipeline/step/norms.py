@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_part
+from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert, is_part
 from schedc_runtime.data_parallel.mixed_lists import alike, gradients_here, here, scale_gradients
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
@@ -108,8 +108,9 @@ def _parts(assembly: Assembly, place: Coordinate, name: str, parameter: nn.Param
     elif is_dense_shard(parameter):
         yield CountedGradient(name, place.replica, gradient)
     elif is_part(parameter):
-        if place.replica < assembly.mesh.experts:
-            yield CountedGradient(name, place.replica * assembly.mesh.tensor + place.tensor, gradient)
+        mesh, peer = assembly.mesh, assembly.mesh.peer(place)
+        if peer < (mesh.experts if is_expert(parameter) else mesh.tensor):
+            yield CountedGradient(name, peer, gradient)
     elif place.replica == place.tensor == 0:
         yield CountedGradient(name, 0, gradient)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_part
+from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert, is_part
 from schedc_runtime.errors import RanksDisagree, RuntimeFault
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.pipeline.agree.contents import HostNumbers, checksum
@@ -115,7 +115,9 @@ def _same(parameter: nn.Parameter, place: Coordinate, mesh: Mesh) -> Sequence[in
     """The processes with the stages of ``place`` that hold equal values of a parameter."""
     if isinstance(parameter, DTensor) or is_dense_shard(parameter):
         return [mesh.process(place)]
-    return mesh.holding_the_same(place) if is_part(parameter) else mesh.replicas_of(place)
+    if is_expert(parameter):
+        return mesh.holding_the_same(place)
+    return mesh.splitting_the_same(place) if is_part(parameter) else mesh.replicas_of(place)
 
 
 def _check(everyone: Sequence[Mapping[str, Mapping[str, int]]]) -> None:
@@ -212,7 +214,7 @@ class RunningStatistics:
         if mesh.replicas == 1:
             return values
         peers = [self._assembly.network.peer_groups[stage.place] for stage in self._stages]
-        groups = [group.same_experts if mesh.tensor > 1 else group.replicas for group in peers]
+        groups = [group.same_products for group in peers]
         started = [
             group.all_gather(value, "running statistics") if len(value) else None
             for group, value in zip(groups, values, strict=True)

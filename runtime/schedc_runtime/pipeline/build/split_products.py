@@ -1,0 +1,42 @@
+"""Splits the products of a model over tensor ranks, and refuses what no pipeline carries out beside these."""
+
+from __future__ import annotations
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.providers import TORCH
+
+_ALONE = {"bound": "sizes bounded"} | {
+    name: name for name in ("capacity", "hot", "balance", "migrate", "fuse", "recompute", "slices")
+}
+"""By field of a plan: the line that no pipeline with tensor ranks carries out."""
+
+
+def split_products(assembly: Assembly) -> None:
+    """This rank's parts of the products that tensor ranks split, if the mesh has such ranks."""
+    if assembly.mesh.tensor == 1:
+        named = assembly.settings.model.named_parameters()
+        if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
+            raise RuntimeFault(
+                f"`{name}` is a tensor rank's part of another pipeline",
+                "give a model with whole weights, and load the state of `full_state_dict`",
+            )
+        return
+    from schedc_runtime.tensor_parallel.split_model import SplitProducts
+
+    settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
+    experts = any(True for _ in moe_layers(settings.model))
+    assembly.mesh.refuse_beside_tensor({
+        "a model on the meta device": assembly.construction.deferred,
+        "experts, which `parallel` splits without `of attention`": (
+            experts and plan.parallel is not None and not plan.parallel.of
+        ),
+        **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
+        f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
+        "compile=": assembly.compile is not None,
+        f"rng={settings.rng!r}": settings.rng != "by name",
+    })  # fmt: skip
+    group = assembly.network.peer_groups[place].splitting
+    head: str = getattr(settings.loss_fn, "head", "")
+    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group, head)
