@@ -25,7 +25,7 @@ from schedc.plan import Plan
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.execute.micro_steps import CellSource, segmented
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
@@ -244,7 +244,9 @@ def halves(x: Instruction, held: dict[int, Stage]) -> tuple[str, StageShape | No
     """The kind of an instruction's cell, and the graphs of its stages."""
 
     def shape(stage: int) -> StageShape:
-        return segmented(held[stage]).shape
+        known = held[stage].shape
+        assert known is not None
+        return known
 
     if x.kind is InstructionKind.CELL:
         return x.kind_name, shape(x.stage), shape(x.stage2)
