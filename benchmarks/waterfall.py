@@ -234,8 +234,8 @@ def predicted(step: Step, times: Times, rho: float) -> float:
         return priced(plan, plain).timeline.makespan
     result = priced(plan, cost_text(step, times))
     assert result.costs.cell is not None
-    # A rank's factor multiplies its exchanges, too: those of the fullest take their own time.
-    inside = times.cells(step.method, {lane: time / fullest for lane, time in exchange.items()})
+    # Links carry the rows that leave ranks, over those of uniform routing.
+    inside = times.cells(step.method, times.exchange(step.method, uniform_rows(step.method)))
     table = replace(result.costs.cell, costs=inside.costs, rows=CellRows(recorded=rows.recorded))
     return price_order(result.dependencies, replace(result.costs, cell=table)).makespan
 

@@ -107,7 +107,7 @@ class SplitsDevice(LendingDevice):
         shape, node = op.stage.shape, op.stage.shape.nodes[op.node]
         place = (op.stage.index, node.layer)
         if node.exchange:
-            return self._moved() * MOVED.get(node.role, 0.0)
+            return self._moved() * MOVED[node.role] if node.role in MOVED else super().time(op, half)
         if node.role == "permute" and half is Half.FORWARD:
             before, self.planned[place] = self.planned[place], int(self.layers[place].planner.padded_rows)
             self.rows[*place, op.microbatch] = self.planned[place] - before

@@ -123,6 +123,10 @@ class CellCosts:
         """The costs where exchanges of this role, such as ``hot``, take no time."""
         return replace(self, exchanges=tuple(each for each in self.exchanges if role_in(each[0]) != role))
 
+    def with_exchange(self, name: str, times: SegmentTimes) -> CellCosts:
+        """The costs with the times of one more exchange, such as ``hot.node``."""
+        return replace(self, exchanges=tuple(sorted({**dict(self.exchanges), name: times}.items())))
+
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
         """Time of one half of a node, in time units.
 

@@ -6,6 +6,7 @@ with the most rows. A rank that blocks for it stands *waiting* until it begins, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,18 +69,25 @@ def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[t
 
 
 def task_times(
-    cell: GroupTasks, forward: Floats, backward: Floats, copies: tuple[Floats, Floats] | None = None
+    cell: GroupTasks,
+    forward: Floats,
+    backward: Floats,
+    copies: tuple[Floats, Floats] | None = None,
+    links: Mapping[Lane, tuple[Floats, Floats]] | None = None,
 ) -> list[Floats]:
     """[tasks][cells or 1, ranks] times of a cell's tasks.
 
     forward, backward: [layers of the stage or 1, cells or 1, ranks] factors of rows in each half. copies: the same of
-    copied experts, over those that the costs are for; None: as many in each cell.
+    copied experts, over those that the costs are for; None: as many in each cell. links: the same of rows on a lane;
+    without them a rank's links carry the rows that it computes.
     """
     times: list[Floats] = []
     for index, task in enumerate(cell.tasks.all):
         layer, factors = cell.layers[index], graph_of(cell.tasks.kind, task.half, forward, backward)
         if copies is not None and cell.copied[index] >= 0:
             layer, factors = cell.copied[index], graph_of(cell.tasks.kind, task.half, *copies)
+        elif task.exchange and links and task.lane in links:
+            factors = graph_of(cell.tasks.kind, task.half, *links[task.lane])
         time = np.full((1, factors.shape[2]), cell.base[index])
         if layer >= 0:
             own = factors[layer if len(factors) > 1 else 0]

@@ -37,6 +37,7 @@ class CellTable:
     method: one of `schedc.cell.standard_blocks.METHODS`.
     rows: rows of the ranks of an expert group; None: all have as many.
     ordered_by: other times of some parts, by which orders inside cells are found; None: these are found by ``costs``.
+    one_copy: the exchange that these orders take for that of copies of experts, if they take another than ``costs``.
     """
 
     costs: CellCosts
@@ -44,6 +45,7 @@ class CellTable:
     method: str = "flat"
     rows: CellRows | None = None
     ordered_by: CellCosts | None = None
+    one_copy: tuple[str, SegmentTimes] | None = None
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -52,16 +54,17 @@ class CellTable:
     @cached_property
     def ordering(self) -> CellCosts:
         """The times by which orders inside cells are found; programs made of them run under ``costs``."""
+        costs = self.costs if self.one_copy is None else self.costs.with_exchange(*self.one_copy)
         if self.ordered_by is None:
-            return self.costs
+            return costs
         segments, exchanges = (
             tuple((dict(own) | dict(other)).items())
             for own, other in (
-                (self.costs.segments, self.ordered_by.segments),
-                (self.costs.exchanges, self.ordered_by.exchanges),
+                (costs.segments, self.ordered_by.segments),
+                (costs.exchanges, self.ordered_by.exchanges),
             )
         )
-        return CellCosts(segments, exchanges, self.costs.slices, brief=True)
+        return CellCosts(segments, exchanges, costs.slices, brief=True)
 
     def shapes(self, stages: int) -> tuple[StageShape, ...]:
         """[stages] the graph of every stage."""
@@ -88,8 +91,7 @@ class CellTable:
 
     def with_exchange(self, name: str, times: SegmentTimes) -> CellTable:
         """The table with the times of one more exchange."""
-        exchanges = tuple(sorted({**dict(self.costs.exchanges), name: times}.items()))
-        return replace(self, costs=replace(self.costs, exchanges=exchanges))
+        return replace(self, costs=self.costs.with_exchange(name, times))
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))

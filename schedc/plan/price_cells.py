@@ -20,7 +20,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
-from schedc.plan.counts.copied_experts import copied_rows, lane_of, rows_with_copies, step_copies
+from schedc.plan.counts.copied_experts import copied_rows, lane_of, one_copy, rows_with_copies, step_copies
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
@@ -204,7 +204,10 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     elif plan.balance is not None and table.rows is not None:
         _, time = copied_rows(plan, table.costs, table.rows)
         if time is not None:
-            table = table.without_exchange("hot").with_exchange(f"hot.{lane_of(plan)}", time)
+            ordering = one_copy(plan, table.costs)
+            table = replace(
+                table.without_exchange("hot").with_exchange(f"hot.{lane_of(plan)}", time), one_copy=ordering
+            )
     method = _method(plan)
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders
@@ -254,6 +257,5 @@ def group_of(
     members = None if ranks is None or topology is None else ExpertRanks(topology.nodes, topology.per_node)
     copied = rows_with_copies(plan, table.costs, table.rows)
     lasting = step_copies(plan, table.costs, copied)
-    return RankRows(
-        copied.factors, shapes, members, copies=None if copied.lasting else copied.busiest, for_step=lasting
-    )
+    copies = None if copied.lasting else copied.busiest
+    return RankRows(copied.factors, shapes, members, copies=copies, for_step=lasting, links=copied.links)

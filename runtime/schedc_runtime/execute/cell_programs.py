@@ -19,6 +19,7 @@ from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
+from schedc.plan.counts.copied_experts import one_copy
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.micro_steps import CellSource, Slots, shapes_of
 from schedc_runtime.execute.operands import ComputeStage
@@ -41,11 +42,16 @@ Measured of DeepSeek-V3-like blocks: attention and experts alike, an All-to-All 
 
 
 def cell_source(plan: Plan, costs: CellCosts | None) -> CellSource:
-    """The order inside cells: by the plan's own lines, else by ``costs``; serial where the plan overlaps nothing."""
+    """The order inside cells: by the plan's own lines, else by ``costs``; serial where the plan overlaps nothing.
+
+    Copies of experts by microbatch are ordered as one copy, where the costs have no time of them.
+    """
     if not plan.ordered:
         return serial
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     times = costs or TYPICAL_COSTS
+    if (copy := one_copy(plan, times)) is not None:
+        times = times.with_exchange(*copy)
 
     def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
         return cell_program(kind, forward, backward, times, orders.get(kind))

@@ -6,9 +6,10 @@ alone say who computes how many, and no number of copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane
 from schedc.cell.rows import CellRows
-from schedc.ir.arrays import Floats, Int64, bincount
-from schedc.ir.plan import Balance, Hot, Plan, bytes_per_number
+from schedc.ir.arrays import Floats, Int32, Int64, bincount
+from schedc.ir.plan import Balance, ExpertSizes, Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.link_rows import link_rows, rows_between
 from schedc.plan.counts.rows import chosen_method, travelling_rows
 from schedc.step.cells.step_copies import StepCopies
 from schedc.step.costs.exchange import hot_break_even
@@ -37,7 +39,8 @@ class RowsWithCopies:
 
     factors: [layers or 1, microbatches or 1, ranks] rows over their mean. sent, held: [layers, microbatches, ranks]
     copies that a rank sends and holds; None where rows by expert are not known. lasting: whether they last for the
-    step, and count as those of one microbatch. broadcast: whether each is sent to all ranks.
+    step, and count as those of one microbatch. broadcast: whether each is sent to all ranks. links: as of
+    `link_rows`; None where rows by expert are not known, and links carry what ranks compute.
     """
 
     factors: Floats
@@ -45,6 +48,7 @@ class RowsWithCopies:
     held: Int64 | None = None
     lasting: bool = False
     broadcast: bool = False
+    links: Mapping[Lane, Floats] | None = None
 
     @property
     def busiest(self) -> Floats | None:
@@ -62,72 +66,78 @@ def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCo
 
     costs: times of cells, by which hot experts are chosen.
     """
-    balance = plan.balance
-    if plan.hot is not None and not plan.hot.by_microbatch:
-        return _beside_hot(plan, plan.hot, costs, rows)
-    if balance is None or balance.automatic or balance.in_place:
+    experts, rule = plan.experts, None
+    if plan.hot is not None and not plan.hot.by_microbatch and experts and rows.ranks and plan.has_expert_sizes:
+        rule = _hot_rule(plan, plan.hot, experts, costs, rows.ranks)
+    return _rows_with_copies(plan, rule, rows)
+
+
+@lru_cache(maxsize=8)
+def _rows_with_copies(plan: Plan, rule: HotRule | None, rows: CellRows) -> RowsWithCopies:
+    """rule: of hot experts by step; None where they are not chosen."""
+    balance, record = plan.balance, None if rows.recorded is None else rows.recorded.by_expert
+    if record is not None and not (plan.hot is not None and plan.hot.by_microbatch):
+        if balance is not None and not (balance.automatic or balance.in_place):
+            return _for_step(plan, balance, record) if balance.by == "step" else _by_microbatch(plan, balance, record)
+        if rule is not None and plan.capacity is None:
+            return _beside_hot(plan, rule, record)
+        return RowsWithCopies(rows.factors, links=link_rows(plan, map(rows_between, record[-1])))
+    if balance is None or balance.automatic or balance.in_place or balance.by == "step":
         return RowsWithCopies(rows.factors)
-    if balance.by == "step":
-        return _for_step(plan, balance, rows)
     within = Fraction(repr(balance.within))
     if rows.imbalance is not None:  # a rank with the mean takes none of these rows; how rows lie in nodes is not known
         most = max(1.0, float(within)) if _nodes(plan) == 1 else np.inf
         return RowsWithCopies(np.minimum(rows.factors, most))
-    by_expert = _by_home(rows)
-    if by_expert is None:
-        given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
-        return RowsWithCopies(_evened(given, within, _nodes(plan)).factors)
-    return _evened(by_expert[-1], within, _nodes(plan))
+    given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
+    return RowsWithCopies(over_mean(_computed(given, _evened(given, within, _nodes(plan)))))
 
 
-def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
+def _beside_hot(plan: Plan, rule: HotRule, steps: Int32) -> RowsWithCopies:
     """The last recorded step, with the experts that are hot by the rows of the step before it.
 
-    A record of one step gives both.
+    Rows of hot experts stay with their tokens. A record of one step gives both.
     """
-    record = None if rows.recorded is None else rows.recorded.by_expert
-    if record is None or plan.experts is None or plan.capacity is not None or not plan.has_expert_sizes:
-        return RowsWithCopies(rows.factors)
-    ranks, own = record.shape[3], record.shape[4] // record.shape[3]
-    rule, computed, lent = _hot_rule(plan, hot, costs, ranks), [], []
-    for before, now in zip(record[0].astype(np.int64), record[-1].astype(np.int64), strict=True):
+    ranks, own = steps.shape[3], steps.shape[4] // steps.shape[3]
+    computed, lent, between = [], [], []
+    for before, now in zip(steps[0], steps[-1], strict=True):
         chosen = hot_of_step(before.sum(0), rule, len(before))
         computed.append(rows_beside_hot(now, chosen))
         lent.append(bincount(np.array(chosen, np.int64) // own, minlength=ranks))
+        travels = ~np.isin(np.arange(steps.shape[4]), chosen)
+        between.append(rows_between(now * travels) + np.eye(ranks, dtype=np.int64) * (now * ~travels).sum(2)[..., None])
     sent = np.array(lent)[:, None]
-    return RowsWithCopies(
-        over_mean(np.stack(computed)), sent, sent.sum(axis=2, keepdims=True) - sent, True, broadcast=True
-    )
+    held = sent.sum(axis=2, keepdims=True) - sent
+    return RowsWithCopies(over_mean(np.stack(computed)), sent, held, True, True, link_rows(plan, between))
 
 
-def _for_step(plan: Plan, balance: Balance, rows: CellRows) -> RowsWithCopies:
+def _for_step(plan: Plan, balance: Balance, steps: Int32) -> RowsWithCopies:
     """The last recorded step, with the copies that follow from the step before it: as the runtime plans and divides.
 
     A record of one step gives both.
     """
-    homes = _by_home(rows)
-    if homes is None:
-        return RowsWithCopies(rows.factors)
+    homes = by_home(steps)
     ranks, own = homes.shape[3:]
     slots, peers = balance.copies(own, ranks), ranks // _nodes(plan)
-    computed, sent, held = [], [], []
-    for before, now in zip(homes[0], homes[-1], strict=True):
+    computed, sent, held, between = [], [], [], []
+    for layer, (before, now) in enumerate(zip(homes[0], homes[-1], strict=True)):
         squares = np.square(before.sum(2)).sum(0)
         copies = plan_step_among(before.sum(0).ravel().tolist(), squares.tolist(), len(before), slots, peers)
-        computed.append(_divided(now, copies, peers))
+        forest = _divided(now, copies, peers)
+        computed.append(now.sum(-1) if forest is None else _computed(now, forest))
+        between.append(rows_between(steps[-1, layer], forest))
         held.append([[len(experts) for experts in copies]])
         owners = [expert // own for experts in copies for expert in experts]
         sent.append([bincount(np.array(owners, np.int64), minlength=ranks)])
-    return RowsWithCopies(over_mean(np.stack(computed)), np.array(sent), np.array(held), True)
+    load = over_mean(np.stack(computed))
+    return RowsWithCopies(load, np.array(sent), np.array(held), True, links=link_rows(plan, between))
 
 
-def _divided(rows: Int64, copies: Held, peers: int) -> Int64:
-    """[microbatches, ranks] rows of ranks with copies for the step. rows: [microbatches, ranks, m] by home."""
+def _divided(rows: Int64, copies: Held, peers: int) -> Forest | None:
+    """Who computes which rows with copies for the step; None without copies. rows: [microbatches, ranks, m] by home."""
     if not any(copies):
-        return np.asarray(rows.sum(-1))
+        return None
     parent, below, borrowed, peers = quotas_of(copies, rows.shape[-1], peers)
-    quotas = QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers)
-    return _computed(rows, divided(NUMPY, rows, quotas))
+    return divided(NUMPY, rows, QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers))
 
 
 def _computed(rows: Int64, forest: Forest) -> Int64:
@@ -141,20 +151,17 @@ def over_mean(rows: Int64) -> Floats:
     return np.asarray(rows / mean if mean else np.ones(rows.shape))
 
 
-def _hot_rule(plan: Plan, hot: Hot, costs: CellCosts, ranks: int) -> HotRule:
+def _hot_rule(plan: Plan, hot: Hot, experts: ExpertSizes, costs: CellCosts, ranks: int) -> HotRule:
     """The rule by which the runtime lends experts of a plan with their sizes."""
-    assert plan.experts is not None
-    width, number = plan.experts.width, bytes_per_number(plan.dtype)
-    most = plan.experts.count // ranks if hot.most is None else hot.most
+    width, number = experts.width, bytes_per_number(plan.dtype)
+    most = experts.count // ranks if hot.most is None else hot.most
     return HotRule(most, hot.below, hot_break_even(width, number), HotTimes.of(costs, width, number, ranks))
 
 
-def _by_home(rows: CellRows) -> Int64 | None:
-    """[steps, layers, microbatches, ranks, experts of a rank] recorded rows by home; None where not known."""
-    if rows.recorded is None or rows.recorded.by_expert is None:
-        return None
-    homes = rows.recorded.by_expert.sum(axis=3, dtype=np.int64)
-    return np.asarray(homes.reshape(*homes.shape[:3], rows.recorded.shape[2], -1))
+def by_home(steps: Int32 | Int64) -> Int64:
+    """[..., ranks, experts of a rank] rows by home, of [..., ranks, experts] by source rank."""
+    homes = steps.sum(axis=-2, dtype=np.int64)
+    return np.asarray(homes.reshape(*homes.shape[:-1], steps.shape[-2], -1))
 
 
 def _nodes(plan: Plan) -> int:
@@ -163,18 +170,27 @@ def _nodes(plan: Plan) -> int:
     return nodes if plan.balance is not None and plan.balance.inside_nodes(nodes) else 1
 
 
-def _evened(rows: Int64, within: Fraction, nodes: int) -> RowsWithCopies:
-    """The rows and copies of the closed form inside each of the ``nodes``.
+def _evened(rows: Int64, within: Fraction, nodes: int) -> Forest:
+    """The closed form inside each of the ``nodes``, with parents among all ranks.
 
     rows: [layers, microbatches, ranks, experts of a rank] by home.
     """
     layers, microbatches, ranks, own = rows.shape
-    inside = rows.reshape(layers, microbatches, nodes, ranks // nodes, own)
-    forest = forest_of(inside, within)
+    forest = forest_of(rows.reshape(layers, microbatches, nodes, ranks // nodes, own), within)
+    parent = forest.parent + np.arange(0, ranks, ranks // nodes)[:, None]
+    return Forest(
+        parent.reshape(rows.shape[:3]), forest.taken.reshape(rows.shape[:3]), forest.quota.reshape(rows.shape)
+    )
+
+
+def _by_microbatch(plan: Plan, balance: Balance, steps: Int32) -> RowsWithCopies:
+    """The last recorded step with copies by microbatch."""
+    homes = by_home(steps[-1])
+    forest = _evened(homes, Fraction(repr(balance.within)), _nodes(plan))
     held = (forest.quota > 0).sum(-1)
     sent = NUMPY.add(0 * held, forest.parent, held)
-    load, sent, held = (each.reshape(rows.shape[:3]) for each in (_computed(inside, forest), sent, held))
-    return RowsWithCopies(over_mean(load), sent, held)
+    between = (rows_between(rows, Forest(*each)) for rows, *each in zip(steps[-1], *forest, strict=True))
+    return RowsWithCopies(over_mean(_computed(homes, forest)), sent, held, links=link_rows(plan, between))
 
 
 # ---- times and bytes of copies
@@ -198,6 +214,19 @@ def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
     per_byte = dispatch.forward / (rows * plan.dispatch_row_bytes)
     weights, gradients = copy_bytes(plan)
     return SegmentTimes(per_byte * weights, per_byte * gradients)
+
+
+def one_copy(plan: Plan, costs: CellCosts) -> tuple[str, SegmentTimes] | None:
+    """The exchange of copies by microbatch while orders inside cells are found: that of one copy.
+
+    Numbers of copies are known when cells run. None without such copies, where the costs have the exchange, and where
+    its time is not known.
+    """
+    name = f"hot.{lane_of(plan)}"
+    if plan.balance is None or not plan.copies_by_microbatch or name in dict(costs.exchanges):
+        return None
+    time = copy_time(plan, costs)
+    return None if time is None else (name, time)
 
 
 def copy_bytes(plan: Plan) -> tuple[int, int]:
@@ -271,10 +300,11 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
         facts["slots"] = _slots(plan, copied.held, copied.lasting) if plan.has_expert_sizes else None
     facts["per"] = "step" if copied.lasting else "microbatch"
     facts["hot"] = float(copied.sent.sum(axis=2).mean()) if copied.broadcast and copied.sent is not None else None
-    homes = _by_home(rows)
-    facts["foreseen"] = homes is not None and len(homes) > 1
-    facts["rows"] = None if homes is None else round(copied.factors.max() * homes[-1].sum(axis=3).mean())
-    return facts | {"unpriced": _unpriced(plan, costs, copied, time, homes is not None)}
+    record = None if rows.recorded is None else rows.recorded.by_expert
+    facts["foreseen"] = record is not None and len(record) > 1
+    mean = None if record is None else record[-1].sum(dtype=np.int64) / copied.factors.size
+    facts["rows"] = None if mean is None else round(copied.factors.max() * mean)
+    return facts | {"unpriced": _unpriced(plan, costs, copied, time, record is not None)}
 
 
 def _slots(plan: Plan, held: Int64, lasting: bool) -> list[int]:

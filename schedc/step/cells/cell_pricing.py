@@ -150,7 +150,7 @@ class CellPricing:
         """
         if self.ranks is None:
             return self.costs
-        costs = self.costs.with_rows(self.ranks.least)
+        costs = self.costs.with_rows(*self.ranks.least)
         return costs if self.ranks.copies is None else costs.without_exchange("hot")
 
     @cached_property

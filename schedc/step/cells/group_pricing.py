@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.cell.costs import OF_ROWS, CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, StageShape
+from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
 from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram, graph_of
@@ -41,7 +41,8 @@ class RankRows:
     microbatches: [stages or 1, microbatches] factors of all times of cells; None where all microbatches cost the same.
     copies: [layers, microbatches, ranks] copies of experts on the fuller direction of a rank's links, whose costs are
     for the mean of the busiest ranks; None: the exchange of copies always takes as long.
-    for_step: copies that last for the step; None without any.
+    for_step: copies that last for the step; None without any. links: by lane [layers, microbatches, ranks] rows on a
+    rank's links over those that the costs are for; None: the rows that it computes.
     """
 
     factors: Floats
@@ -50,6 +51,7 @@ class RankRows:
     microbatches: Floats | None = None
     copies: Floats | None = None
     for_step: StepCopies | None = None
+    links: Mapping[Lane, Floats] | None = None
 
     @property
     def differ(self) -> bool:
@@ -59,7 +61,8 @@ class RankRows:
     @property
     def alike(self) -> bool:
         """Whether all cells of a form have the same factors."""
-        return self.microbatches is None and self.copies is None and self.factors.shape[:2] == (1, 1)
+        known = self.microbatches, self.copies, self.links
+        return all(each is None for each in known) and self.factors.shape[:2] == (1, 1)
 
     def scales(self, stage: Int64, microbatch: Int32) -> Floats:
         """[cells, 1] factors of all times in one half of cells. stage, microbatch: [cells]."""
@@ -101,15 +104,23 @@ class RankRows:
         forward, backward = (self._in_cells(table, *half) for half in halves)
         return forward, backward
 
+    def links_of(self, halves: Sequence[tuple[Int64, Int32]]) -> dict[Lane, tuple[Floats, Floats]]:
+        """By lane factors of rows on links in both halves of cells. halves: as of `of`."""
+        (one, two), links = halves, self.links or {}
+        return {lane: (self._in_cells(table, *one), self._in_cells(table, *two)) for lane, table in links.items()}
+
     @property
     def cheapest(self) -> float:
         """The least factor of a microbatch."""
         return 1.0 if self.microbatches is None else float(self.microbatches.min())
 
     @property
-    def least(self) -> float:
-        """The largest factor that some rank has in all layers and microbatches at least."""
-        return float(self.factors.min(axis=(0, 1)).max())
+    def least(self) -> tuple[float, float]:
+        """The largest factor that some rank has in all layers and microbatches at least, and that of its links."""
+        each = self.factors.min(axis=(0, 1))
+        rank = int(each.argmax())
+        links = [float(table[:, :, rank].min()) for table in (self.links or {}).values()]
+        return float(each[rank]), min(links, default=float(each[rank]))
 
 
 class KindOfCell(NamedTuple):
@@ -268,7 +279,7 @@ def _task_rows(
         ops = [(stage[rows[some]].astype(np.int64), microbatch[rows[some]]) for rows in halves]
         scales = [group.scales(*op) for op in ops]
         forward, backward = (group.of(*op) for op in ops)
-        each = task_times(cell, forward, backward, group.copies_of(ops))
+        each = task_times(cell, forward, backward, group.copies_of(ops), group.links_of(ops))
         times = [
             np.broadcast_to(graph_of(cell.tasks.kind, task.half, *scales) * time, (some.size, time.shape[-1]))
             for task, time in zip(cell.tasks.all, each, strict=True)

@@ -14,11 +14,14 @@ from torch import Tensor
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Action, Half
+from schedc.cell.schedule import cell_program
 from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
+from schedc.ir.plan import Balance, ExpertSizes, Topology
 from schedc.ir.program import InstructionKind
 from schedc.plan import Plan
+from schedc.plan.counts.copied_experts import copy_time
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc_runtime import Cut, Pipeline
@@ -77,6 +80,27 @@ def test_times_of_parts_beside_layers_order_no_cell_of_the_runtime() -> None:
     assert {node.role for shape in shapes for node in shape.nodes}.isdisjoint(BESIDE_LAYERS)
     ordered, plain = cell_source(plan, costs), cell_source(plan, COSTS)
     assert all(ordered("FB", shape, shapes[0]) == plain("FB", shape, shapes[0]) for shape in shapes)
+
+
+def test_cells_of_copies_leave_time_for_one_copy() -> None:
+    """As prices do, where the costs have no time of copies: the dispatch is long, so that a copy moves other steps."""
+    costs = CellCosts.of(dict(COSTS.segments), {"dispatch.node": 30.0, "combine.node": 30.0})
+    sizes = {
+        "experts": ExpertSizes(8, 2, width=64, hidden=16),
+        "topology": Topology(1, 4),
+        "tokens": 64,
+        "dtype": "fp32",
+    }
+    plan = Plan(overlap=True, balance=Balance("microbatch"), **sizes)  # type: ignore[arg-type]
+    copy = copy_time(plan, costs)
+    assert copy is not None
+    assert copy.forward == pytest.approx(3 * 64 * 30 / (64 * 2 * 3 / 4))
+    (shape,) = set(CellTable(costs.with_exchange("hot.node", copy)).shapes(2))
+    timed = costs.with_exchange("hot.node", copy)
+    ordered = cell_source(plan, costs)("FB", shape, shape)
+    assert ordered == cell_program("FB", shape, shape, timed) != cell_program("FB", shape, shape, costs)
+    given = cell_source(plan, costs.with_exchange("hot.node", SegmentTimes(0.0)))("FB", shape, shape)
+    assert given == cell_program("FB", shape, shape, costs)
 
 
 @pytest.mark.sweep
