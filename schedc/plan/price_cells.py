@@ -20,7 +20,8 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
-from schedc.plan.counts.copied_experts import copied_rows, lane_of, one_copy, rows_with_copies, step_copies
+from schedc.plan.counts.copied_experts import copied_rows, rows_with_copies, step_copies
+from schedc.plan.counts.copy_times import lane_of, one_copy
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward

@@ -19,7 +19,7 @@ from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan.counts.copied_experts import one_copy
+from schedc.plan.counts.copy_times import one_copy
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.micro_steps import CellSource, Slots, shapes_of
 from schedc_runtime.execute.operands import ComputeStage

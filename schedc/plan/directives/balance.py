@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Balance, Plan
-from schedc.plan.counts.copied_experts import copies_text, copy_bytes
+from schedc.plan.counts.copied_experts import copies_text
+from schedc.plan.counts.copy_times import copy_bytes
 from schedc.plan.counts.rows import most_computed
 from schedc.plan.directives.base import Directive, Directives
 from schedc.plan.layout.parts import Layout

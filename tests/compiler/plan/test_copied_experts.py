@@ -17,7 +17,8 @@ from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.ir.arrays import Int64
 from schedc.ir.plan import Balance, ExpertSizes, Plan
-from schedc.plan.counts.copied_experts import copies_facts, copy_time
+from schedc.plan.counts.copied_experts import copies_facts
+from schedc.plan.counts.copy_times import copy_time
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.price_cells import standard_table
 from schedc.source import Source

@@ -21,7 +21,7 @@ from schedc.cell.table import CellTable
 from schedc.ir.plan import Balance, ExpertSizes, Topology
 from schedc.ir.program import InstructionKind
 from schedc.plan import Plan
-from schedc.plan.counts.copied_experts import copy_time
+from schedc.plan.counts.copy_times import copy_time
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc_runtime import Cut, Pipeline
