@@ -14,15 +14,15 @@ from schedc.plan.counts.rows import chosen_method
 from schedc.step.costs.forest import NUMPY, Forest, rows_on_ranks
 
 
-class Ranks(NamedTuple):
-    """Ranks of an expert group, in the order of nodes, and the experts of a token."""
+class LinkedRanks(NamedTuple):
+    """LinkedRanks of an expert group, in the order of nodes, and the experts of a token."""
 
     nodes: int
     per_node: int
     top: int
 
 
-LinkRows = Callable[[Floats, Ranks], Floats]
+LinkRows = Callable[[Floats, LinkedRanks], Floats]
 """[..., ranks] the rows that a rank sends, or gets if these are more, of [..., ranks, ranks] by source and target."""
 
 
@@ -36,7 +36,7 @@ def link_rows(plan: Plan, between: Iterable[Int64]) -> dict[Lane, Floats]:
     count = known[0].shape[-1]
     topology = plan.topology
     nodes = topology.nodes if topology and topology.ranks == count else 1
-    ranks = Ranks(nodes, count // nodes, plan.experts.top if plan.experts else 1)
+    ranks = LinkedRanks(nodes, count // nodes, plan.experts.top if plan.experts else 1)
     mean = sum(float(layer.sum()) for layer in known) / (len(known) * len(known[0]) * count)
     even = np.full((count, count), mean / count)
     return {lane: _over(rows_of, known, even, ranks) for lane, rows_of in _hops(plan, nodes).items()}
@@ -51,39 +51,39 @@ def _hops(plan: Plan, nodes: int) -> Mapping[Lane, LinkRows]:
     return {Lane.RAIL: _every_node if method == Method.ALLGATHER else _over_rail, Lane.NODE: _inside_node}
 
 
-def _over(rows_of: LinkRows, between: list[Floats], even: Floats, ranks: Ranks) -> Floats:
+def _over(rows_of: LinkRows, between: list[Floats], even: Floats, ranks: LinkedRanks) -> Floats:
     mean = float(rows_of(even, ranks).max())
     each = np.stack([rows_of(layer, ranks) for layer in between])
     return np.asarray(each / mean if mean else np.ones_like(each))
 
 
-def _one_hop(rows: Floats, ranks: Ranks) -> Floats:
+def _one_hop(rows: Floats, ranks: LinkedRanks) -> Floats:
     """All rows for other ranks."""
     away = rows * ~np.eye(rows.shape[-1], dtype=bool)
     return np.asarray(np.maximum(away.sum(-1), away.sum(-2)))
 
 
-def _every_node(rows: Floats, ranks: Ranks) -> Floats:
+def _every_node(rows: Floats, ranks: LinkedRanks) -> Floats:
     """Each token goes to each node, whatever its experts."""
     tokens = rows.sum(-1) / ranks.top * (ranks.nodes - 1)
     return np.broadcast_to(tokens.max(axis=-1, keepdims=True), tokens.shape)
 
 
-def _over_rail(rows: Floats, ranks: Ranks) -> Floats:
+def _over_rail(rows: Floats, ranks: LinkedRanks) -> Floats:
     """A token goes once to each other node with experts of it, to the rank in the same position."""
     to_node = _tokens(rows, ranks, 1).sum(-1) * ~np.eye(ranks.nodes, dtype=bool)[:, None]
     sent, arrived = to_node.sum(-1), to_node.sum(-3).swapaxes(-1, -2)
     return np.asarray(np.maximum(sent, arrived)).reshape(*rows.shape[:-1])
 
 
-def _inside_node(rows: Floats, ranks: Ranks) -> Floats:
+def _inside_node(rows: Floats, ranks: LinkedRanks) -> Floats:
     """A rank passes on what its rail has brought, once to each rank of its node with experts of a token."""
     to_rank = _tokens(rows, ranks, ranks.per_node).sum(-4) * ~np.eye(ranks.per_node, dtype=bool)[:, None]
     sent, arrived = to_rank.sum(-1).swapaxes(-1, -2), to_rank.sum(-3)
     return np.asarray(np.maximum(sent, arrived)).reshape(*rows.shape[:-1])
 
 
-def _tokens(rows: Floats, ranks: Ranks, parts: int) -> Floats:
+def _tokens(rows: Floats, ranks: LinkedRanks, parts: int) -> Floats:
     """[..., nodes, per node, nodes, parts] expected distinct tokens by source rank and by part of a node."""
     lead, (nodes, near, top) = rows.shape[:-2], ranks
     to_part = rows.reshape(*lead, nodes, near, nodes, parts, -1).sum(-1)
