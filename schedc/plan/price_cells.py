@@ -21,7 +21,7 @@ from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.copied_experts import copied_rows, rows_with_copies, step_copies
-from schedc.plan.counts.copy_times import lane_of, one_copy
+from schedc.plan.counts.copy_times import copy_by_itself, lane_of
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
@@ -205,7 +205,7 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     elif plan.balance is not None and table.rows is not None:
         _, time = copied_rows(plan, table.costs, table.rows)
         if time is not None:
-            ordering = one_copy(plan, table.costs)
+            ordering = copy_by_itself(plan, table.costs)
             table = replace(
                 table.without_exchange("hot").with_exchange(f"hot.{lane_of(plan)}", time), one_copy=ordering
             )

@@ -19,7 +19,7 @@ from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan.counts.copy_times import one_copy
+from schedc.plan.counts.copy_times import copy_by_itself
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.micro_steps import CellSource, Slots, shapes_of
 from schedc_runtime.execute.operands import ComputeStage
@@ -50,7 +50,7 @@ def cell_source(plan: Plan, costs: CellCosts | None) -> CellSource:
         return serial
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     times = costs or TYPICAL_COSTS
-    if (copy := one_copy(plan, times)) is not None:
+    if (copy := copy_by_itself(plan, times)) is not None:
         times = times.with_exchange(*copy)
 
     def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:

@@ -29,7 +29,7 @@ def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
     return SegmentTimes(per_byte * weights, per_byte * gradients)
 
 
-def one_copy(plan: Plan, costs: CellCosts) -> tuple[str, SegmentTimes] | None:
+def copy_by_itself(plan: Plan, costs: CellCosts) -> tuple[str, SegmentTimes] | None:
     """The exchange of copies by microbatch while orders inside cells are found: that of one copy.
 
     Numbers of copies are known when cells run. None without such copies, where the costs have the exchange, and where
