@@ -100,7 +100,7 @@ def rows_between(rows: Int64, forest: Forest | None = None) -> Int64:
     """
     count, ranks = rows.shape[:2]
     of_homes = rows.reshape(count, ranks, ranks, -1)
-    between = of_homes.sum(-1, dtype=np.int64)
+    between: Int64 = of_homes.sum(-1, dtype=np.int64)
     if forest is None:
         return between
     computed = rows_on_ranks(NUMPY, of_homes.sum(1, dtype=np.int64), forest)
