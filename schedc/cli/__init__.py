@@ -19,7 +19,10 @@ from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WI
 
 COMMANDS = {
     **{name: name for name in ("calibrate", "check", "checkpoint", "diagnose", "diff")},
-    **{name: name for name in ("export", "fit", "fmt", "freeze", "layout", "lsp", "partition", "plan", "prove")},
+    **{
+        name: name
+        for name in ("export", "fit", "fmt", "freeze", "frontier", "layout", "lsp", "partition", "plan", "prove")
+    },
     **{name: name for name in ("providers", "report", "run", "show", "torchrun", "tune", "watch")},
     "compile": "check",
     "explain": "lookup",

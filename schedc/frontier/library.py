@@ -12,6 +12,7 @@ from schedc.inputs import open_input
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names
+from schedc.step.costs.costs import Costs
 from schedc.syntax.tree import ScheduleTree
 
 MOST_PER_RANK = 8
@@ -53,6 +54,14 @@ def library_at(ranks: int, microbatches: int, per_rank: int | None = None) -> It
             sized = SizedSchedule(name, {**sizes, **other}, schedule)
             if sized.per_rank in (range(1, MOST_PER_RANK + 1) if per_rank is None else (per_rank,)):
                 yield sized
+
+
+def ordered_by(sized: SizedSchedule, costs: Costs) -> SizedSchedule:
+    """The schedule as its policy orders it under these costs of a chunk; the same without a policy."""
+    tree = open_input(sized.name)
+    if not isinstance(tree, ScheduleTree) or not tree.has_policy:
+        return sized
+    return sized._replace(schedule=legal_schedule(tree, sized.sizes, costs))
 
 
 def same_placement(placement: Placement, microbatches: int) -> Iterator[tuple[str, Schedule]]:

@@ -154,6 +154,7 @@ REFUSING = {
     "report": SEGMENTED,
     "layout": ("--layers", "4", "--stages", "2"),
     "diagnose": ("seq1f1b.sched",),
+    "frontier": ("-D", "P=2", "-D", "M=2"),
 }
 """The commands with costs that speak of microbatches of equal cost alone."""
 

@@ -1,0 +1,56 @@
+"""`schedc frontier`: bubble against memory of every schedule of the library, and the floors, at one size."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.common import EPILOG, cost_arguments, json_argument, sizes_argument
+
+if TYPE_CHECKING:
+    from schedc.step.costs.costs import Costs
+
+_MOST_RANKS, _MOST_MICROBATCHES = 16, 64
+_DEFAULT = {"P": 8, "M": 32}
+
+
+@click.command(epilog=EPILOG)
+@sizes_argument
+@cost_arguments
+@json_argument
+def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+    """Show where schedules stand between bubble and memory at -D P and M, by default 8 and 32.
+
+    Each schedule of the library is a point, with every number of stages per rank up to 8. Floors say what no order
+    undercuts. Costs F, I, W and p2p are those of a microbatch on a rank: a chunk of v takes a v-th. Each row has the
+    `schedc check` with the same figures.
+    """
+    from schedc.frontier.points import floor_lines, library_points
+    from schedc.report.frontier import to_json, to_text
+
+    if unknown := sizes.keys() - _DEFAULT.keys():
+        raise click.UsageError(f"the sizes are P and M, not {', '.join(sorted(unknown))}")
+    ranks, microbatches = ({**_DEFAULT, **sizes}[name] for name in _DEFAULT)
+    if not (2 <= ranks <= _MOST_RANKS and 1 <= microbatches <= _MOST_MICROBATCHES):
+        raise click.UsageError(f"P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
+    _check(costs)
+    points = list(library_points(ranks, microbatches, costs))
+    facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)))
+    click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
+
+
+def _check(costs: Costs) -> None:
+    """Refuses costs that do not scale with the stages of a rank."""
+    from dataclasses import fields
+
+    from schedc.step.costs.costs import Costs as Given
+
+    default, scaled = Given(), ("F", "I", "W", "p2p")
+    other = [each.name for each in fields(costs) if each.compare and each.name not in (*scaled, "given")]
+    given = [name for name in other if getattr(costs, name) != getattr(default, name)]
+    given += [name for name in scaled if not isinstance(getattr(costs, name), float | int)]
+    if given:
+        named = ", ".join(f"`{name}`" for name in given)
+        raise click.UsageError(f"the frontier is of one F, I, W and p2p for all stages, not of {named}")

@@ -1,0 +1,94 @@
+"""Prices the library as points of bubble against memory, and floors as lines, in microbatches of a rank.
+
+A microbatch takes F, I and W of a rank, 1 each by default, and a chunk a v-th of them. `p2p` is in the same unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from schedc.frontier.library import SizedSchedule, library_at, ordered_by
+from schedc.search.bounds import OpWindows
+from schedc.search.floors import rank_floors
+from schedc.search.problem import Freedom, problem_of
+from schedc.step.costs.costs import Costs
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import simulate
+
+LINES = (1, 2, 4)
+"""Stages per rank of the lines."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrontierPoint:
+    """A schedule between bubble and memory.
+
+    bubble: makespan less the work of the busiest rank, in the unit of the costs. memory: microbatches of the fullest
+    rank. copies: of the weights. command: the `schedc check` that has the same figures, times v.
+    """
+
+    sized: SizedSchedule
+    bubble: float
+    memory: float
+    copies: int
+    command: str
+
+
+@dataclass(frozen=True)
+class FloorLine:
+    """What no order of a split backward undercuts on one copy of the weights, with v stages per rank on a wave.
+
+    caps: memory of each rank, in microbatches. bubbles: the least, in the unit of the costs, one for each cap.
+    """
+
+    per_rank: int
+    caps: tuple[float, ...]
+    bubbles: tuple[float, ...]
+
+
+def chunk_costs(costs: Costs, per_rank: int) -> Costs:
+    """Costs in which a chunk takes what a microbatch takes on a rank. All figures are then v times as large."""
+    return replace(costs, p2p=costs.p2p * per_rank)
+
+
+def library_points(ranks: int, microbatches: int, costs: Costs) -> Iterator[FrontierPoint]:
+    """The schedules of the library at these sizes, under costs of a microbatch on a rank."""
+    for sized in library_at(ranks, microbatches):
+        own, v = chunk_costs(costs, sized.per_rank), sized.per_rank
+        sized = ordered_by(sized, own)
+        timeline = simulate(sized.schedule, own)
+        bubble = timeline.makespan - float(timeline.busy.max())
+        memory = float(measure_memory(sized.schedule, own, timeline.dependencies).peak_memory.max())
+        copies = sized.schedule.placement.pipes
+        yield FrontierPoint(sized, bubble / v, memory / v, copies, _command(sized, own))
+
+
+def _command(sized: SizedSchedule, costs: Costs) -> str:
+    given = {key: getattr(costs, key) for key in ("F", "I", "W", "p2p")}
+    default = Costs()
+    sizes = "".join(f" -D {name}={value}" for name, value in sized.sizes.items())
+    options = "".join(f" --cost {k}={v!r}" for k, v in given.items() if v != getattr(default, k))
+    return f"schedc check {sized.name}{sizes}{options}"
+
+
+def floor_lines(ranks: int, microbatches: int, costs: Costs) -> Iterator[FloorLine]:
+    """A line for each v of `LINES`, at caps from a quarter of P microbatches to P, in steps of half a microbatch."""
+    names = {1: "zbh1", **{v: "zb_wave" for v in LINES if v > 1}}
+    caps = np.unique(np.append(np.arange(max(1.0, ranks / 4), ranks, 0.5), float(ranks)))
+    sized = {each.per_rank: each for each in library_at(ranks, microbatches) if each.name == names.get(each.per_rank)}
+    for v, each in sorted(sized.items()):
+        yield FloorLine(v, tuple(caps.tolist()), tuple(_least(each, chunk_costs(costs, v), caps.tolist())))
+
+
+def _least(sized: SizedSchedule, costs: Costs, caps: Sequence[float]) -> Iterator[float]:
+    """The least bubble of the schedule's ops at each cap, in the unit of the costs of a microbatch."""
+    schedule, v = sized.schedule, sized.per_rank
+    for cap in caps:
+        problem = problem_of(schedule, costs, np.full(schedule.ranks, np.floor(cap * v + 1e-9)), Freedom())
+        floors = rank_floors(OpWindows(problem))
+        makespan = problem.cost(max(floor.makespan for floor in floors))
+        work = problem.time.cost(max(floor.work for floor in floors))
+        yield (makespan - work) / v

@@ -1,0 +1,71 @@
+"""The frontier of a number of ranks and microbatches: its points and floors as JSON, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from schedc.frontier.points import LINES, FloorLine, FrontierPoint
+
+_SAME = 1e-9
+"""Difference below which two figures are equal."""
+
+
+def to_json(
+    ranks: int, microbatches: int, points: Sequence[FrontierPoint], lines: Sequence[FloorLine]
+) -> dict[str, Any]:
+    """The facts that ``--json`` prints. Times are in the unit of the costs, memory is in microbatches of a rank."""
+    best = _front([(point.bubble, point.memory) for point in points])
+    return {
+        "schema": "schedc.frontier",
+        "version": 1,
+        "ranks": ranks,
+        "microbatches": microbatches,
+        "points": [
+            {
+                "schedule": point.sized.name,
+                "sizes": point.sized.sizes,
+                "per_rank": point.sized.per_rank,
+                "copies": point.copies,
+                "bubble": point.bubble,
+                "memory": point.memory,
+                "on_front": front,
+                "command": point.command,
+            }
+            for point, front in zip(points, best, strict=True)
+        ],
+        "floors": [
+            {"per_rank": line.per_rank, "memory": list(line.caps), "bubble": list(line.bubbles)} for line in lines
+        ],
+        "floors_missing": [v for v in LINES if v not in {line.per_rank for line in lines}],
+    }
+
+
+def _front(figures: Sequence[tuple[float, float]]) -> list[bool]:
+    """Whether no other has less of one figure and no more of the other."""
+
+    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        pairs = list(zip(one, other, strict=True))
+        return all(a <= b + _SAME for a, b in pairs) and any(a < b - _SAME for a, b in pairs)
+
+    return [not any(beats(other, one) for other in figures) for one in figures]
+
+
+def to_text(facts: dict[str, Any]) -> Iterator[str]:
+    """A table of the points by memory, and the floors. facts: those of `to_json`."""
+    yield f"P = {facts['ranks']}, M = {facts['microbatches']}: bubble and memory in microbatches of a rank"
+    yield "   memory   bubble   v  copies  command (its figures are v times as large)"
+    for point in sorted(facts["points"], key=lambda each: (each["memory"], each["bubble"])):
+        mark = "*" if point["on_front"] else " "
+        yield (
+            f"{mark} {point['memory']:>7.4g}  {point['bubble']:>7.4g}  {point['per_rank']:>2}  {point['copies']:>6}  "
+            f"{point['command']}"
+        )
+    yield "*: no schedule of the library has less of one and no more of the other"
+    yield "floors: the least bubble of any order with a split backward on one copy, with v stages per rank as in waves"
+    for line in facts["floors"]:
+        pairs = zip(line["memory"], line["bubble"], strict=True)
+        yield f"v = {line['per_rank']}: " + ", ".join(f"{bubble:.4g} at {memory:g}" for memory, bubble in pairs)
+    if missing := facts["floors_missing"]:
+        yield f"no floor for v = {', '.join(map(str, missing))}: waves need a multiple of P microbatches"
+    yield "between the points and the floors no order was searched: `schedc tune` searches one cell"

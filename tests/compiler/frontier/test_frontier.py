@@ -1,0 +1,80 @@
+"""The frontier: each point is what `schedc check` says, floors end where waves are, and other costs are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schedc.cli import main
+
+COSTS = ("--cost", "I=1.2", "--cost", "W=0.8", "--cost", "p2p=0.025")
+
+
+def schedc(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def facts_of(*arguments: str) -> dict[str, Any]:
+    result = schedc(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    facts: dict[str, Any] = json.loads(result.stdout)
+    return facts
+
+
+@pytest.mark.parametrize("costs", [(), COSTS])
+def test_every_point_is_what_check_says_in_chunks(costs: tuple[str, ...]) -> None:
+    facts = facts_of("frontier", "-D", "P=2", "-D", "M=4", *costs)
+    assert len({point["schedule"] for point in facts["points"]}) >= 20
+    for point in facts["points"]:
+        v = point["per_rank"]
+        checked = facts_of(*point["command"].split()[1:])
+        busy = [checked["makespan"] - bubble for bubble in checked["bubble"]]
+        assert point["bubble"] * v == pytest.approx(checked["makespan"] - max(busy)), point
+        assert point["memory"] * v == pytest.approx(max(checked["peak_memory"])), point
+        assert max(busy) / v == pytest.approx(12), point  # 4 microbatches of F + I + W, whatever v is
+
+
+def test_floors_end_where_waves_are_and_fall_with_memory() -> None:
+    facts = facts_of("frontier", "-D", "P=4", "-D", "M=8")
+    waves = {point["per_rank"]: point for point in facts["points"] if point["schedule"] == "zb_wave"}
+    for line in facts["floors"]:
+        v = line["per_rank"]
+        assert line["bubble"] == sorted(line["bubble"], reverse=True)
+        assert line["memory"][-1] == 4
+        assert line["bubble"][-1] == pytest.approx(3 / v)
+        if v > 1:
+            assert (waves[v]["memory"], waves[v]["bubble"]) == (4, pytest.approx(3 / v))
+    assert [line["per_rank"] for line in facts["floors"]] == [1, 2, 4]
+    for point in facts["points"]:  # no order with a split backward on one copy is below its line
+        for line in facts["floors"]:
+            if (point["copies"], point["per_rank"]) == (1, line["per_rank"]):
+                caps = zip(line["memory"], line["bubble"], strict=True)
+                assert point["bubble"] >= min(bubble for cap, bubble in caps if cap <= max(point["memory"], 1)) - 1e-9
+    front = {point["command"] for point in facts["points"] if point["on_front"]}
+    assert any("vhalf" in each for each in front)
+    assert not any("gpipe" in each for each in front)
+
+
+def test_floors_of_waves_are_missing_by_name_where_no_wave_is_legal() -> None:
+    facts = facts_of("frontier", "-D", "P=4", "-D", "M=10")
+    assert facts["floors_missing"] == [2, 4]
+    assert "no floor for v = 2, 4" in schedc("frontier", "-D", "P=4", "-D", "M=10").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-D", "w=2"), "the sizes are P and M"),
+        (("-D", "P=64"), "P is from 2 to 16"),
+        (("-D", "P=2", "-D", "M=2", "--cost", "F=1,2"), "not of `F`"),
+        (("-D", "P=2", "-D", "M=2", "--cost", "B=3"), "not of `B`"),
+        (("-D", "P=2", "-D", "M=2", "--cost", "activation=2"), "not of `activation`"),
+    ],
+)
+def test_what_does_not_scale_with_stages_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = schedc("frontier", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
