@@ -197,7 +197,19 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         written = {entry.name for entry in analysis.lines.entries("parameters")}
         facts |= parameter_facts(written, analysis.plan, analysis.layout)
     facts["notes"] = analysis.lines.tree.doc.splitlines()
+    facts["warnings"] = [warning.to_json() for warning in _warnings(analysis)]
     return {"plan": facts}
+
+
+def _warnings(analysis: Analysis) -> Iterator[Diagnostic]:
+    """What may go wrong with a plan that is right."""
+    from schedc.plan.worst_routing import worst_routing
+
+    if analysis.lines is None or analysis.replicas:
+        return
+    placed = None if analysis.offloading is None else analysis.offloading.placed
+    warning = worst_routing(analysis.lines.tree, analysis.held, analysis.dependencies, placed)
+    yield from () if warning is None else (warning,)
 
 
 def _cells(analysis: Analysis) -> dict[str, Any]:

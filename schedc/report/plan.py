@@ -33,6 +33,9 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
     for directive in DIRECTIVES.values():
         yield from directive.text(facts)
     yield from _parameters(facts.get("parameters"))
+    for warning in facts.get("warnings", ()):
+        place = f"{warning['file']}:{warning['line']}"
+        yield f"warning[{warning['code']}] at {place}: {warning['message']}; {warning['help']}"
 
 
 def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
