@@ -133,7 +133,7 @@ def standard_table(schedule: Schedule) -> CellTable:
     exchanges = [f"dispatch.{lane}"]
     if plan.copies_by_microbatch:
         exchanges.append(f"hot.{lane_of(plan)}")
-    if plan.balance is not None and _method(plan) not in (Method.FLAT, Method.AUTO):
+    if _tells_distinct(plan):
         exchanges.append(f"distinct.{lane}")
     return CellTable(CellCosts.of(segments, dict.fromkeys(exchanges, 0.0)))
 
@@ -193,7 +193,8 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     """The table with the method that the plan chooses, and the plan's written orders by kind of cell.
 
     With a capacity or bounded sizes the host is asked for no sizes. Copies of experts by microbatch are an exchange,
-    whose time follows where rows and plan say how many there are. Other copies are none of a cell's exchanges.
+    whose time follows where rows and plan say how many there are. Other copies are none of a cell's exchanges. Where
+    rows take two hops beside copies, ranks exchange numbers of distinct tokens, in no time unless the costs say one.
     """
     if schedule.plan == NO_PLAN:
         return table, {}
@@ -209,9 +210,19 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
             table = replace(
                 table.without_exchange("hot").with_exchange(f"hot.{lane_of(plan)}", time), one_copy=ordering
             )
+    distinct = f"distinct.{Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE}"
+    if not _tells_distinct(plan):
+        table = table.without_exchange("distinct")
+    elif distinct not in dict(table.costs.exchanges):
+        table = table.with_exchange(distinct, SegmentTimes(0.0))
     method = _method(plan)
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders
+
+
+def _tells_distinct(plan: Plan) -> bool:
+    """Whether ranks tell each other how many distinct tokens they send, once copies have moved rows of two hops."""
+    return plan.balance is not None and _method(plan) not in (Method.FLAT, Method.AUTO)
 
 
 def _method(plan: Plan) -> Method | str:

@@ -123,6 +123,21 @@ def test_copies_beside_two_hops_are_as_fast_as_rows_in_the_node(tmp_path: Path) 
     assert time.forward == pytest.approx(3 * 16 * 6 / (64 * 2 * (1 - missed)))
 
 
+@pytest.mark.parametrize(("method", "expected"), [("flat", False), ("hierarchical", True)])
+@pytest.mark.parametrize("named", ["", "distinct = {rail = 0.5}\n"])
+def test_ranks_tell_distinct_tokens_behind_copies_of_two_hops(
+    tmp_path: Path, method: str, expected: bool, named: str
+) -> None:
+    """As in the runtime, whether the cost file names the exchange or not; without copies nobody does."""
+    lines = LINES.replace("1 x 4 node 400 GB/s", "2 x 2 node 400 GB/s rail 50 GB/s").replace("flat", method)
+    cells = CELLS.replace("node = 6", "rail = 9, node = 6") + named
+    for line, told in (("  balance by step", expected), ("", False)):
+        inside = analysed(tmp_path, routed(), line, "1f1b", cells, lines).inside
+        assert inside is not None
+        graphs = [kind.forward or kind.backward for kind in inside.kinds]
+        assert all(graph is not None and ("0.distinct.rail" in graph.names) == told for graph in graphs)
+
+
 def test_copies_take_their_time_in_their_cells(tmp_path: Path) -> None:
     """A copy that leaves one home in layer 2 of microbatch 3 takes the link there, forward and behind W."""
     rows = np.full((1, LAYERS, MICROBATCHES, RANKS, EXPERTS), 16)
