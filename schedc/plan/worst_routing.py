@@ -1,7 +1,7 @@
 """Warns where ranks could exceed the memory of a plan because the router sends them more rows than the mean.
 
 Copies for a step prove nothing of the rows of a microbatch, and those in several nodes leave nodes uneven. A step that
-overflows its bounded sizes runs again with exact ones. Memory counts the mean rows in the first two, and the bound there.
+overflows its bounded sizes runs again with exact sizes. Memory counts mean rows, or the bound.
 """
 
 from __future__ import annotations
