@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, json_argument, sizes_argument
+from schedc.cli.common import EPILOG, cost_arguments, json_argument, sizes_argument, write
 
 if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
@@ -20,12 +21,15 @@ _DEFAULT = {"P": 8, "M": 32}
 @sizes_argument
 @cost_arguments
 @json_argument
-def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the page, such as frontier.html."
+)
+def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool, output: Path | None) -> None:
     """Show where schedules stand between bubble and memory at -D P and M, by default 8 and 32.
 
     Each schedule of the library is a point, with every number of stages per rank up to 8. Floors say what no order
     undercuts. Costs F, I, W and p2p are those of a microbatch on a rank: a chunk of v takes a v-th. Each row has the
-    `schedc check` with the same figures.
+    `schedc check` with the same figures. -o writes a page with sliders that price the orders anew.
     """
     from schedc.frontier.points import floor_lines, library_points
     from schedc.report.frontier import to_json, to_text
@@ -39,6 +43,10 @@ def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool) -> None
     points = list(library_points(ranks, microbatches, costs))
     facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)))
     click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
+    if output is not None:
+        from schedc.report.frontier import page_of
+
+        write(page_of(facts, points, costs), output)
 
 
 def _check(costs: Costs) -> None:

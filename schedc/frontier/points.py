@@ -70,7 +70,7 @@ def _command(sized: SizedSchedule, costs: Costs) -> str:
     given = {key: getattr(costs, key) for key in ("F", "I", "W", "p2p")}
     default = Costs()
     sizes = "".join(f" -D {name}={value}" for name, value in sized.sizes.items())
-    options = "".join(f" --cost {k}={v!r}" for k, v in given.items() if v != getattr(default, k))
+    options = "".join(f" --cost {k}={v:.12g}" for k, v in given.items() if v != getattr(default, k))
     return f"schedc check {sized.name}{sizes}{options}"
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from schedc.draw.html_frontier import FrontierPage, draw_frontier
 from schedc.frontier.points import LINES, FloorLine, FrontierPoint
+from schedc.inputs import open_input
+from schedc.load.library import load
+from schedc.step.costs.costs import Costs
+from schedc.syntax.tree import ScheduleTree
 
 _SAME = 1e-9
 """Difference below which two figures are equal."""
@@ -39,6 +44,19 @@ def to_json(
         ],
         "floors_missing": [v for v in LINES if v not in {line.per_rank for line in lines}],
     }
+
+
+def page_of(facts: dict[str, Any], points: Sequence[FrontierPoint], costs: Costs) -> str:
+    """The page of the frontier. facts: of `to_json`, for the same points and costs."""
+    trees = {point.sized.name: open_input(point.sized.name) for point in points}
+    shown = FrontierPage(
+        facts=facts,
+        costs={key: float(getattr(costs, key)) for key in ("F", "I", "W", "p2p")},
+        orders=[point.sized.schedule for point in points],
+        texts={name: load(name).text for name in trees},
+        chosen=[name for name, tree in trees.items() if isinstance(tree, ScheduleTree) and tree.has_policy],
+    )
+    return draw_frontier(shown)
 
 
 def _front(figures: Sequence[tuple[float, float]]) -> list[bool]:
