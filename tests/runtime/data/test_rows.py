@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,17 @@ def test_windows_sort_rows_into_steps_of_alike_rows() -> None:
     assert cut.tolist() != windows.cut(costs, 1, 0).tolist()
     alone = Windows(24, 256, COSTS, seed=1)
     assert alone.cut(costs, 0, 0).tolist() == [list(range(24))]
+
+
+def test_the_order_of_steps_follows_from_the_place_of_their_window() -> None:
+    windows, lengths = Windows(4, 256, COSTS, steps=6, seed=1), Lengths(np.full(96, 200, np.int32))
+    cuts = []
+    for epoch, document in ((0, 0), (1, 0), (0, 24), (0, 48)):
+        window = windows.at(DataPlace(epoch, document, 0), lengths)
+        assert window is not None
+        assert window.cut.tolist() == windows.cut(window.costs, epoch, document).tolist()
+        cuts.append(window.cut[:, 0].tolist())
+    assert all(one != other for one, other in combinations(cuts, 2))
 
 
 def test_epochs_take_documents_once_and_in_another_order() -> None:

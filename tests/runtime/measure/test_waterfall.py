@@ -10,8 +10,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from support.short_search import short_search
-
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -68,18 +66,6 @@ def test_copies_even_the_ranks_of_each_node(waterfall: ModuleType) -> None:
     assert even.sent.rail == plain.sent.rail
     assert 0.5 < even.sent.node / plain.sent.node < 1.1
     assert even.recorded.digest == plain.recorded.digest
-
-
-@pytest.mark.slow
-def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies inside nodes stand in the place of hot experts: both are shorter than neither."""
-    monkeypatch.setattr(waterfall, "MICROBATCHES", 4)
-    with short_search():
-        seconds = {step.what: waterfall.predicted(step, waterfall.waited(step, 1.1), 1.5) for step in waterfall.STEPS}
-        even = waterfall.predicted(waterfall.STEPS[0], waterfall.Times.of(1.1), 1.0)
-    assert seconds["hot"] < seconds["overlap"] > seconds.pop("balance")
-    assert (np.diff(list(seconds.values())) < 0).all()
-    assert even < seconds["flat"]
 
 
 @pytest.mark.slow
