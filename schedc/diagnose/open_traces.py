@@ -24,7 +24,8 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(each for each in path.iterdir() if each.name.endswith(_ENDS)) if path.is_dir() else [path]
         if not inside:
-            refuse(Source(str(path), ""), "the folder has no file *.json or *.json.gz")
+            help = f"give the folder of one replica, such as {replica}" if (replica := _replica_in(path)) else ""
+            refuse(Source(str(path), ""), "the folder has no file *.json or *.json.gz", help=help)
         for each in inside:
             if path.is_dir() and each.is_symlink():
                 refuse(Source(str(each), ""), "a link in a folder of traces", help="give the path of the file itself")
@@ -32,6 +33,11 @@ def trace_files(paths: Sequence[Path]) -> list[Path]:
     if len(result) > MOST_FILES:
         refuse(Source(str(paths[0]), ""), f"more than {MOST_FILES} files")
     return result
+
+
+def _replica_in(folder: Path) -> Path | None:
+    """The first folder of a replica, as `save_trace` names them; None without any."""
+    return min(folder.glob("replica-*"), default=None)
 
 
 def open_traces(paths: Sequence[Path], given: Schedule | None = None) -> Replay:

@@ -10,6 +10,7 @@ import pytest
 from runtime.moe.even_cases import Case
 from runtime.moe.hot_cases import pipeline, skewed, step, tokens
 from schedc.diagnose.open_traces import read_traces
+from schedc.diagnostics import DiagnosticError
 from schedc.interchange.run_trace import read_run
 from schedc.step.copy_runs import COPIES, copy_name
 from schedc_runtime import save_trace
@@ -60,4 +61,6 @@ def test_exchanges_of_copies_are_slices_on_their_links(way: str, tmp_path: Path)
     turns = range(3) if way == "microbatch" else (-1,)
     named = {copy_name(back, *place, turn) for back in (False, True) for place in layers for turn in turns}
     assert found == (named if lane else set())
+    with pytest.raises(DiagnosticError, match=r"such as .*replica-0000"):
+        read_traces([tmp_path])
     assert [len(of_rank[0].cells) for of_rank in read_traces([saved[0].parent]).ranks] == [9, 9]
