@@ -75,6 +75,13 @@ def test_deals_each_row_once(replicas: int, experts: int, microbatches: int, row
     assert all((dealt.group_costs(replica) == together[replica // experts]).all() for replica in range(replicas))
 
 
+def test_rows_of_one_cost_are_dealt_in_their_order() -> None:
+    """All ranks and versions deal them alike, whatever a sort does with equal costs."""
+    for costs in ([1] * 8, [5, 5, 3, 3, 3, 3, 1, 1]):
+        assert deal(np.array(costs), 4, 2, 2).rows[..., 0].tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert even_sums(np.ones(6, np.int64), 2).tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_no_grouping_has_smaller_positions() -> None:
     costs = row_cases.costs_of_rows("log-normal", 6, 3)
     assert row_cases.better_positions(costs, 3, permutations(range(6))) == 0
@@ -139,6 +146,8 @@ def test_windows_sort_rows_into_steps_of_alike_rows() -> None:
     spans = sorted((int(costs[step].min()), int(costs[step].max())) for step in cut)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))
     assert cut.tolist() != windows.cut(costs, 1, 0).tolist()
+    equal = windows.cut(np.ones(24, np.int64), 0, 0)  # rows of one cost stay in the order in which they were packed
+    assert sorted(equal.tolist()) == np.arange(24).reshape(6, 4).tolist()
     alone = Windows(24, 256, COSTS, seed=1)
     assert alone.cut(costs, 0, 0).tolist() == [list(range(24))]
 
@@ -195,6 +204,10 @@ def test_batches_hold_the_documents() -> None:
         pricer = pricer_of(schedc.compile("1f1b", P=2, M=4))
         for replica in range(4):
             assert (step.orders[replica] == order(step.deal.group_costs(replica), pricer)).all()
+            for place, microbatch in enumerate(step.orders[replica]):
+                row = step.rows[step.deal.rows[replica, microbatch, 0]]
+                text = np.concatenate([documents[number] for number in row.documents]).tolist()
+                assert tokens[4 * replica + place, : len(text)].tolist() == text
         given = []
         for row in range(len(tokens)):
             for number in numbers[row].unique().tolist():
