@@ -265,7 +265,7 @@ def toys(rank: int, world: int) -> dict[str, Any]:
     ):  # fmt: skip
         model = toy(tied=tied)
         loss, gradients = reference(model, tokens, labels, 4)
-        pipe = _toy_pipe(model, schedule, mesh)
+        pipe = toy_pipe(model, schedule, mesh)
         own_batch, own_labels = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
         sums = [pipe._assembly.network.peer_groups[pipe.places[0]].replicas.issued]
         with _watched_weights(pipe) as started:
@@ -296,7 +296,8 @@ def _refused(pipe: Pipeline, tokens: Tensor, labels: Tensor) -> str:
     return ""
 
 
-def _toy_pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> Pipeline:
+def toy_pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> Pipeline:
+    """The pipeline of a toy, with its plan of styles."""
     program = schedc.compile(schedule, P=mesh.pipeline, **SCHEDULES.get(schedule, {"M": 4}))
     example = {"input_ids": batch()[0][:2]}
     return Pipeline(
@@ -324,7 +325,7 @@ def states(rank: int, world: int, folder: str) -> dict[str, Any]:
     tokens, labels = batch()
     whole: dict[str, dict[str, str]] = {}
     for number, mesh in enumerate((Mesh(2, tensor=2), Mesh(1, tensor=4), Mesh(2, data=2))):
-        pipe = _toy_pipe(toy(), "1f1b", mesh)
+        pipe = toy_pipe(toy(), "1f1b", mesh)
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         rows = tokens.chunk(mesh.replicas)[pipe.replica], labels.chunk(mesh.replicas)[pipe.replica]
         if number == 0:

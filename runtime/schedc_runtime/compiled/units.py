@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -26,13 +26,14 @@ class CompiledUnits:
         settings: CompileSettings,
         units: Mapping[str, Iterable[nn.Module]],
         backend: Callable[..., Any] | None = None,
+        opened: Collection[str] = (),
     ) -> None:
         """units: by name the copies of a unit that are here. Each is compiled when it is called first.
 
-        backend: in place of `backend_of` the settings.
+        backend: in place of `backend_of` the settings. opened: names of units in whose middle stages exchange.
         """
         self._before: list[tuple[nn.Module, Any]] = []
-        eager = [name for name, copies in units.items() if any(_exchanges(unit) for unit in copies)]
+        eager = [name for name, copies in units.items() if name in opened or any(map(_exchanges, copies))]
         compiled = {name: list(copies) for name, copies in units.items() if name not in eager}
         for name, copies in compiled.items():
             _refuse_wrapped(name, copies)

@@ -20,18 +20,20 @@ def save_trace(pipe: Pipeline, folder: str | os.PathLike[str]) -> list[Path]:
         save_trace(pipe, "traces")
 
     All ranks call it. A file holds a step of a rank: ``rank-0003-step-00000057.json``. Where there are replicas,
-    each has a folder of its own, ``replica-0001``. Times are those of the machine's clock since 1970.
+    each has a folder of its own, ``replica-0001``, and so has each tensor rank, ``tensor-0001``. Times are those of
+    the machine's clock since 1970.
 
     Returns the files: one, or with ``in_process`` one for each rank of the first replica. Raises `RuntimeFault` where
     no step was traced.
     """
-    pipe.mesh.refuse_beside_tensor({"save_trace": True}, "see `pipe.intervals` of a rank")
     runner = pipe._runner
     if not pipe.intervals:
         raise RuntimeFault("no step of this pipeline was traced", "pipe.step(..., trace=True), then save_trace")
     place = Path(folder)
     if pipe.mesh.replicas > 1:
         place /= f"replica-{pipe.replica:04}"
+    if pipe.mesh.tensor > 1:
+        place /= f"tensor-{pipe.places[0].tensor:04}"
     place.mkdir(parents=True, exist_ok=True)
     facts = {"ranks": pipe.mesh.pipeline, "replica": pipe.replica, "step": runner.traced_step}
     written = []

@@ -11,7 +11,14 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
 from schedc_runtime.tensor_parallel.shard import shard_model
-from schedc_runtime.tensor_parallel.styles import cores_of, dense_styles, head_of, styled_modules, styles_of
+from schedc_runtime.tensor_parallel.styles import (
+    cores_of,
+    dense_styles,
+    head_of,
+    paths_of_experts,
+    styled_modules,
+    styles_of,
+)
 from schedc_runtime.tensor_parallel.vocabulary import by_loss, shard_vocabulary, vocabulary_of
 
 
@@ -62,6 +69,16 @@ class SplitProducts:
         owner, _, own = name.rpartition(".")
         part: tuple[int, int, int] = getattr(getattr(module.get_submodule(owner), own), "tensor_parallel", (-1, 1, 0))
         return part
+
+    @property
+    def opened(self) -> frozenset[str]:
+        """The paths of cores with exchanges inside."""
+        return frozenset(core.path for core in self.cores if core.opened)
+
+    def units(self, module: nn.Module) -> list[str]:
+        """The paths in a stage of what torch.compile may make one graph of: cores, and layers of experts."""
+        paths = {name for name, _ in module.named_modules()}
+        return [core.path for core in self.cores if core.path in paths] + paths_of_experts(module)
 
     def insertion(self, units: Sequence[str]) -> Insertion:
         """What is inserted while the model is recorded. units: paths of its blocks."""

@@ -55,7 +55,6 @@ def how_to_copy(given: str | None, pipe: Pipeline, audited: bool) -> str:
 
     audited: whether microbatches are repeated, which was not tried beside pieces.
     """
-    pipe.mesh.refuse_beside_tensor({"Checkpoints": True}, "`schedc_runtime.checkpoint.save` takes them")
     graphs = pipe._assembly.settings.cut.graphs == "step"
     if given not in (None, "beside", "now"):
         raise RuntimeFault(f"Checkpoints(copy={given!r})", "give 'beside' or 'now'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.agree.batch import BatchRefused
@@ -25,7 +23,6 @@ from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.testing import pool
-from schedc_runtime.trainers.checkpoints import Checkpoints
 from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
@@ -112,15 +109,9 @@ def test_a_mesh_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
         Mesh(**arguments)
 
 
-def test_what_ignores_tensor_ranks_is_refused_beside_them(tmp_path: Path) -> None:
-    pipe: Any = SimpleNamespace(mesh=Mesh(2, tensor=2), intervals={0: []})
-    with pytest.raises(RuntimeFault, match=r"2 tensor ranks and Checkpoints.*(\n.*)*checkpoint.save"):
-        Checkpoints(tmp_path, pipe)
-    with pytest.raises(RuntimeFault, match="2 tensor ranks and save_trace"):
-        save_trace(pipe, tmp_path)
+def test_an_emulated_device_is_refused_beside_tensor_ranks() -> None:
     with pytest.raises(RuntimeFault, match="2 tensor ranks and an emulated device"):
-        SharedStarts.of_processes(pipe.mesh, 0)
-    assert list(tmp_path.iterdir()) == []
+        SharedStarts.of_processes(Mesh(2, tensor=2), 0)
 
 
 def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:

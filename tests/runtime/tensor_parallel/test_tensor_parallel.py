@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from schedc_runtime.testing import pool
 from support.needs import needs
 
-CASES, EXPERT_CASES = "support.tensor_cases", "support.tensor_expert_cases"
+CASES, EXPERT_CASES, RUN_CASES = (f"support.tensor_{kind}cases" for kind in ("", "expert_", "run_"))
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
@@ -73,6 +74,29 @@ def test_plans_for_experts_that_are_not_carried_out_on_tensor_ranks() -> None:
         assert "2 tensor ranks and experts, which `parallel` splits without `of attention`" in split
         assert "2 tensor ranks and `capacity` in the plan" in capacity
         assert "2 tensor ranks and `hot` in the plan" in hot
+
+
+def test_states_of_a_run_are_those_of_other_numbers_of_tensor_ranks(tmp_path: Path) -> None:
+    """What `Checkpoints` keeps at 2 tensor ranks is the same bits at 1 and 4, and the next loss is the same."""
+    first, *others = pool(4).run(f"{RUN_CASES}:kept_states", timeout=240, folder=str(tmp_path))[0]
+    assert len(first) > 20
+    assert others == [first, first]
+
+
+def test_each_tensor_rank_writes_its_trace(tmp_path: Path) -> None:
+    written = pool(4).run(f"{RUN_CASES}:traces", timeout=240, folder=str(tmp_path))
+    places = [f"tensor-000{t}/rank-000{r}-step-00000001.json" for r in range(2) for t in range(2)]
+    assert written == [[place] for place in places]
+    events = json.loads((tmp_path / places[0]).read_text())["traceEvents"]
+    assert any("gather" in event["name"] for event in events)
+
+
+@needs("transformers")
+def test_cores_are_compiled() -> None:
+    """Attention and MLP of the layer of each stage, without a warning."""
+    for case in pool(4).run(f"{RUN_CASES}:compiled", timeout=240, name="llama"):
+        assert case["error"] <= 1e-14, case
+        assert (case["equal"], case["compiled"], case["said"]) == (True, 2, [])
 
 
 def test_a_state_is_the_same_at_other_numbers_of_tensor_ranks(tmp_path: Path) -> None:

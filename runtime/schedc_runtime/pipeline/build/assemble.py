@@ -203,11 +203,14 @@ def compile_units(assembly: Assembly) -> None:
         )
     units: dict[str, list[nn.Module]] = {}
     for stage in assembly.held():
-        for name in assembly.partition.blocks[stage.index]:
+        blocks = assembly.partition.blocks[stage.index]
+        split = () if assembly.split is None else assembly.split.units(stage.module)
+        for name in blocks if assembly.split is None else split:
             units.setdefault(name, []).append(stage.module.get_submodule(name))
     from schedc_runtime.compiled.units import CompiledUnits
 
-    assembly.compiled = CompiledUnits(assembly.compile, units)
+    opened = () if assembly.split is None else assembly.split.opened
+    assembly.compiled = CompiledUnits(assembly.compile, units, opened=opened)
 
 
 def capture_segments(assembly: Assembly) -> None:

@@ -34,7 +34,6 @@ def split_products(assembly: Assembly) -> None:
         ),
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
-        "compile=": assembly.compile is not None,
         f"rng={settings.rng!r}": settings.rng != "by name",
     })  # fmt: skip
     group = assembly.network.peer_groups[place].splitting

@@ -1,0 +1,99 @@
+"""Cases of runs with tensor ranks on real ranks: states that are kept, traces, and compiled cores."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from copy import deepcopy
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import schedc
+from schedc_runtime import Checkpoints, Mesh, Pipeline
+from schedc_runtime.measure.rank_traces import save_trace
+from schedc_runtime.saved.form import COMMIT, step_folder
+from support.tensor_cases import (
+    ORDERS,
+    batch,
+    digest,
+    error_of,
+    family,
+    loss_fn,
+    reference,
+    toy,
+    toy_pipe,
+    wide_norms,
+)
+
+
+def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
+    """Digests of a model, and the next loss: of the run that keeps states, and of two runs that load them."""
+    tokens, labels = batch()
+    told = []
+    for number, mesh in enumerate((Mesh(2, tensor=2), Mesh(1, tensor=4), Mesh(2, data=2))):
+        pipe = toy_pipe(toy(), "1f1b", mesh)
+        optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+        rows, expected = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
+        root = Path(folder) / str(number)
+        if rank == 0 and number:
+            shutil.copytree(step_folder(Path(folder) / "0", 1), step_folder(root, 1))
+        saved = Checkpoints(root, pipe, optimizer, durable=1, keep=9)
+        assert saved.resume() == (1 if number else 0)
+        if number == 0:
+            saved.train({"input_ids": tokens}, labels)
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = {name: value.contiguous().numpy() for name, value in pipe.full_state_dict().items()}
+        digests = {name: sha256(value.tobytes()).hexdigest()[:12] for name, value in whole.items()}
+        loss = saved.train({"input_ids": rows}, expected).item()
+        optimizer.step()
+        _wait_for(root)
+        saved.close()
+        told.append(digests | {"loss": f"{loss:.10f}"})
+        pipe.close()
+    return told
+
+
+def _wait_for(root: Path) -> None:
+    """Wait until the state behind the first update is on disk."""
+    deadline = time.monotonic() + 60.0
+    while not (step_folder(root, 1) / COMMIT).is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def traces(rank: int, world: int, folder: str) -> list[str]:
+    """The files of a traced step."""
+    tokens, labels = batch()
+    pipe = toy_pipe(toy(), "zbh1", Mesh(2, tensor=2))
+    pipe.step({"input_ids": tokens}, labels, trace=True)
+    written = save_trace(pipe, folder)
+    pipe.close()
+    return [str(path.relative_to(folder)) for path in written]
+
+
+def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
+    """The error of a family with compiled cores, whether all orders agree, how many were compiled, and warnings."""
+    with wide_norms(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = family(name, num_hidden_layers=2)
+        tokens, labels = batch()
+        loss, gradients = reference(model, tokens, labels, 4)
+        errors, bits, count = [], set(), 0
+        for cells in ORDERS.values():
+            pipe = Pipeline(
+                deepcopy(model), schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, tensor=2),
+                cells=cells, example={"input_ids": tokens[:2]}, compile={"backend": "aot_eager"}, timeout=120.0,
+            )  # fmt: skip
+            got = pipe.step({"input_ids": tokens}, labels).item()
+            errors.append(max(error_of(pipe, gradients), abs(got - loss) / loss))
+            bits.add(digest(pipe))
+            assert pipe._assembly.compiled is not None
+            count = sum(unit._compiled_call_impl is not None for unit, _ in pipe._assembly.compiled._before)
+            pipe.close()
+    said = [str(each.message) for each in caught if "torch.compile" in str(each.message)]
+    return {"error": max(errors), "equal": len(bits) == 1, "compiled": count, "said": said}
