@@ -21,16 +21,21 @@ _DEFAULT = {"P": 8, "M": 32}
 @sizes_argument
 @cost_arguments
 @json_argument
+@click.option("--time", "seconds", type=click.FloatRange(min=1), help="Seconds to search cells below P microbatches.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the page, such as frontier.html."
 )
-def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool, output: Path | None) -> None:
+def frontier_command(
+    sizes: dict[str, int], costs: Costs, as_json: bool, seconds: float | None, output: Path | None
+) -> None:
     """Show where schedules stand between bubble and memory at -D P and M, by default 8 and 32.
 
     Each schedule of the library is a point, with every number of stages per rank up to 8. Floors say what no order
     undercuts. Costs F, I, W and p2p are those of a microbatch on a rank: a chunk of v takes a v-th. Each row has the
     `schedc check` with the same figures. -o writes a page with sliders that price the orders anew.
+    For so many seconds, --time searches cells with less memory than P microbatches.
     """
+    from schedc.frontier.found import searched_cells
     from schedc.frontier.points import floor_lines, library_points
     from schedc.report.frontier import to_json, to_text
 
@@ -41,12 +46,14 @@ def frontier_command(sizes: dict[str, int], costs: Costs, as_json: bool, output:
         raise click.UsageError(f"P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
     _check(costs)
     points = list(library_points(ranks, microbatches, costs))
-    facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)))
+    searched = list(searched_cells(ranks, microbatches, costs, seconds)) if seconds else []
+    facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)), searched)
     click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
     if output is not None:
         from schedc.report.frontier import page_of
 
-        write(page_of(facts, points, costs), output)
+        found = [cell.point for cell in searched if cell.point is not None]
+        write(page_of(facts, [*points, *found], costs), output)
 
 
 def _check(costs: Costs) -> None:

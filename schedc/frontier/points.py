@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ LINES = (1, 2, 4)
 """Stages per rank of the lines."""
 
 
-@dataclass(frozen=True, eq=False)
-class FrontierPoint:
+class FrontierPoint(NamedTuple):
     """A schedule between bubble and memory.
 
     bubble: makespan less the work of the busiest rank, in the unit of the costs. memory: microbatches of the fullest
@@ -57,13 +57,17 @@ def chunk_costs(costs: Costs, per_rank: int) -> Costs:
 def library_points(ranks: int, microbatches: int, costs: Costs) -> Iterator[FrontierPoint]:
     """The schedules of the library at these sizes, under costs of a microbatch on a rank."""
     for sized in library_at(ranks, microbatches):
-        own, v = chunk_costs(costs, sized.per_rank), sized.per_rank
-        sized = ordered_by(sized, own)
-        timeline = simulate(sized.schedule, own)
-        bubble = timeline.makespan - float(timeline.busy.max())
-        memory = float(measure_memory(sized.schedule, own, timeline.dependencies).peak_memory.max())
-        copies = sized.schedule.placement.pipes
-        yield FrontierPoint(sized, bubble / v, memory / v, copies, _command(sized, own))
+        own = chunk_costs(costs, sized.per_rank)
+        yield point_of(ordered_by(sized, own), own)
+
+
+def point_of(sized: SizedSchedule, costs: Costs) -> FrontierPoint:
+    """A schedule as a point. costs: those of a chunk."""
+    timeline, v = simulate(sized.schedule, costs), sized.per_rank
+    bubble = timeline.makespan - float(timeline.busy.max())
+    memory = float(measure_memory(sized.schedule, costs, timeline.dependencies).peak_memory.max())
+    copies = sized.schedule.placement.pipes
+    return FrontierPoint(sized, bubble / v, memory / v, copies, _command(sized, costs))
 
 
 def _command(sized: SizedSchedule, costs: Costs) -> str:

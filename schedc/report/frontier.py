@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedc.draw.html_frontier import FrontierPage, draw_frontier
+from schedc.frontier.found import SearchedCell
 from schedc.frontier.points import LINES, FloorLine, FrontierPoint
 from schedc.inputs import open_input
 from schedc.load.library import load
@@ -17,10 +18,17 @@ _SAME = 1e-9
 
 
 def to_json(
-    ranks: int, microbatches: int, points: Sequence[FrontierPoint], lines: Sequence[FloorLine]
+    ranks: int,
+    microbatches: int,
+    points: Sequence[FrontierPoint],
+    lines: Sequence[FloorLine],
+    searched: Sequence[SearchedCell] = (),
 ) -> dict[str, Any]:
     """The facts that ``--json`` prints. Times are in the unit of the costs, memory is in microbatches of a rank."""
-    best = _front([(point.bubble, point.memory) for point in points])
+    found = [cell for cell in searched if cell.point is not None]
+    every = [*points, *(cell.point for cell in found if cell.point is not None)]
+    proven = [None] * len(points) + [cell.proven for cell in found]
+    fronts = _front([(point.bubble, point.memory) for point in every])
     return {
         "schema": "schedc.frontier",
         "version": 1,
@@ -35,14 +43,35 @@ def to_json(
                 "bubble": point.bubble,
                 "memory": point.memory,
                 "on_front": front,
+                "found": proof is not None,
+                "proven": bool(proof),
                 "command": point.command,
             }
-            for point, front in zip(points, best, strict=True)
+            for point, front, proof in zip(every, fronts, proven, strict=True)
+        ],
+        "searched": [_searched(cell) for cell in searched],
+        "not_searched": [
+            {"per_rank": line.per_rank, "memory": cap}
+            for line in lines
+            for cap in line.caps
+            if (line.per_rank, cap) not in {(cell.per_rank, cell.memory) for cell in searched}
         ],
         "floors": [
             {"per_rank": line.per_rank, "memory": list(line.caps), "bubble": list(line.bubbles)} for line in lines
         ],
         "floors_missing": [v for v in LINES if v not in {line.per_rank for line in lines}],
+    }
+
+
+def _searched(cell: SearchedCell) -> dict[str, Any]:
+    point = cell.point
+    return {
+        "per_rank": cell.per_rank,
+        "memory": cell.memory,
+        "bubble": None if point is None else point.bubble,
+        "bound": None if point is None else cell.bound,
+        "proven": cell.proven,
+        "command": None if point is None else point.command,
     }
 
 
@@ -79,11 +108,22 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
             f"{mark} {point['memory']:>7.4g}  {point['bubble']:>7.4g}  {point['per_rank']:>2}  {point['copies']:>6}  "
             f"{point['command']}"
         )
-    yield "*: no schedule of the library has less of one and no more of the other"
+    yield "*: no other row has less of one and no more of the other"
     yield "floors: the least bubble of any order with a split backward on one copy, with v stages per rank as in waves"
     for line in facts["floors"]:
         pairs = zip(line["memory"], line["bubble"], strict=True)
         yield f"v = {line['per_rank']}: " + ", ".join(f"{bubble:.4g} at {memory:g}" for memory, bubble in pairs)
     if missing := facts["floors_missing"]:
         yield f"no floor for v = {', '.join(map(str, missing))}: waves need a multiple of P microbatches"
-    yield "between the points and the floors no order was searched: `schedc tune` searches one cell"
+    for cell in facts["searched"]:
+        where = f"v = {cell['per_rank']}, memory {cell['memory']:g}"
+        if cell["bubble"] is None:
+            yield f"searched: {where}: no order was found"
+            continue
+        verdict = "proved the least" if cell["proven"] else f"no order has less than {cell['bound']:.4g}"
+        yield f"searched: {where}: bubble {cell['bubble']:.4g}, {verdict}; {cell['command']}"
+    if not facts["searched"]:
+        yield "no order was searched between the points and the floors: --time searches some cells"
+        return
+    cells = [f"v = {cell['per_rank']} at {cell['memory']:g}" for cell in facts["not_searched"]]
+    yield f"not searched: {', '.join(cells)}"

@@ -205,7 +205,7 @@ def search_orders(
     drawn = _Drawn(lists, SlotCells.of(lists.problem), draw)
     pool: list[FoundOrder] = []
     tries = last = 0
-    first = [(name, priority, reserve) for name, priority in starts for reserve in range(RESERVES)]
+    first = [(name, priority, reserve) for reserve in (RESERVES, *range(RESERVES)) for name, priority in starts]
     while True:
         found = drawn.known(*first[tries]) if tries < len(first) else drawn.another(pool)
         tries += 1
@@ -238,8 +238,11 @@ class _Drawn:
     draw: np.random.Generator
 
     def known(self, name: str, priority: Int64, reserve: int) -> FoundOrder | None:
-        """A known order as priorities."""
-        return self._made(priority, reserve, 0, name)
+        """A known order as it is, where ``reserve`` is `RESERVES`, or as priorities with this way to reserve room."""
+        if reserve < RESERVES:
+            return self._made(priority, reserve, 0, name)
+        makespan, start = self.lists.fixed(priority)(priority)
+        return None if makespan < 0 else self._justified(FoundOrder(makespan, start, 1, 0, name))
 
     def another(self, pool: list[FoundOrder]) -> FoundOrder | None:
         """A pattern, or a variation of one of the best orders."""

@@ -70,7 +70,7 @@ function showPlot() {
       `floor, v = ${line.per_rank}`);
   });
   points.forEach((point, number) => {
-    const kind = `point${point.on_front ? " front" : ""}${number === chosen ? " chosen" : ""}`;
+    const kind = `point${point.found ? " found" : ""}${point.on_front ? " front" : ""}${number === chosen ? " chosen" : ""}`;
     const where = { cx: x.at(point.memory), cy: y.at(times[number].bubble), r: number === chosen ? 7 : 5 };
     const mark = draw("circle", { ...where, class: kind, tabindex: 0, "aria-label": nameOf(point) }, svg);
     const tip = [nameOf(point), `bubble ${short(times[number].bubble)}`, `memory ${short(point.memory)}`];
@@ -83,12 +83,14 @@ function showPlot() {
 }
 
 const nameOf = (point) => {
+  if (point.found) return `found, v = ${point.per_rank}${point.proven ? ", proved the least" : ""}`;
   const own = Object.entries(point.sizes).filter(([key]) => key !== "P" && key !== "M");
   return point.schedule + own.map(([key, value]) => ` ${key} = ${value}`).join("");
 };
 
 // The command whose figures are v times those of the point, under the costs of the sliders.
 function commandOf(point) {
+  if (point.found) return point.command;
   const sizes = Object.entries(point.sizes).map(([key, value]) => ` -D ${key}=${value}`).join("");
   const given = { F: costs.F, I: costs.I, W: costs.W, p2p: Number((costs.p2p * point.per_rank).toPrecision(12)) };
   const plain = { F: 1, I: 1, W: 1, p2p: 0 };
@@ -118,7 +120,9 @@ function showChosen() {
   const point = points[chosen], { start, end, makespan } = times[chosen];
   byId("chosen-head").textContent = nameOf(point);
   byId("command").textContent = commandOf(point);
-  byId("chosen-said").textContent = page.chosen.includes(point.schedule) && !atStart()
+  byId("chosen-said").textContent = point.found
+    ? "The command searches this cell again. Its order may be another one. Its figures are v times those here."
+    : page.chosen.includes(point.schedule) && !atStart()
     ? "This schedule chooses its order by costs. The page keeps the order of the first costs, and the command chooses anew."
     : `The figures of the command are ${point.per_rank} times those here.`;
   byId("text").textContent = page.texts[point.schedule];
@@ -170,10 +174,13 @@ function entry(kind, text) {
 byId("title").textContent = page.title;
 byId("said").textContent = "A microbatch takes F, I and W on a rank, and a chunk of a schedule with v stages per rank a v-th "
   + "of them. A message takes p2p. A double click takes a slider back.";
-byId("not-searched").textContent = "Between the points and the floors no order was searched. schedc tune searches one cell. "
+const cells = page.facts.not_searched.map((cell) => `v = ${cell.per_rank} at ${short(cell.memory)}`).join(", ");
+byId("not-searched").textContent = `No order was searched at these numbers of stages per rank and memory: ${cells}. `
+  + "schedc frontier --time searches some cells, and schedc tune any. "
   + (page.facts.floors_missing.length ? `There is no floor for v = ${page.facts.floors_missing.join(", ")}.` : "");
 entry("front", "no schedule here has less of one and no more of the other");
 entry("plain", "other schedules");
+if (points.some((point) => point.found)) entry("found", "order that a search found");
 buildSliders();
 show();
 const wrong = points.findIndex((point, number) => Math.abs(point.bubble - times[number].bubble) > 1e-6 * times[number].makespan);

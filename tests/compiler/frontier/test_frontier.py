@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedc.cli import main
+from support.needs import needed
 
 COSTS = ("--cost", "I=1.2", "--cost", "W=0.8", "--cost", "p2p=0.025")
 
@@ -56,6 +57,24 @@ def test_floors_end_where_waves_are_and_fall_with_memory() -> None:
     front = {point["command"] for point in facts["points"] if point["on_front"]}
     assert any("vhalf" in each for each in front)
     assert not any("gpipe" in each for each in front)
+
+
+def test_searched_cells_are_within_their_cap_and_not_below_their_floor() -> None:
+    needed("ortools")
+    facts = facts_of("frontier", "-D", "P=2", "-D", "M=4", "--time", "8")
+    lines = {line["per_rank"]: dict(zip(line["memory"], line["bubble"], strict=True)) for line in facts["floors"]}
+    found = [point for point in facts["points"] if point["found"]]
+    searched = [cell for cell in facts["searched"] if cell["bubble"] is not None]
+    assert [point["bubble"] for point in found] == [cell["bubble"] for cell in searched]
+    for cell, point in zip(searched, found, strict=True):
+        assert point["memory"] <= cell["memory"] + 1e-9
+        assert cell["bound"] <= cell["bubble"] + 1e-9
+        assert lines[cell["per_rank"]].get(cell["memory"], 0) <= cell["bubble"] + 1e-9
+        assert cell["proven"] == (cell["bubble"] == pytest.approx(cell["bound"]))
+    assert (2, 1.5) in {(cell["per_rank"], cell["memory"]) for cell in searched if cell["proven"]}
+    left = {(cell["per_rank"], cell["memory"]) for cell in facts["not_searched"]}
+    assert (1, 1.0) in left
+    assert not left & {(cell["per_rank"], cell["memory"]) for cell in searched}
 
 
 def test_floors_of_waves_are_missing_by_name_where_no_wave_is_legal() -> None:
