@@ -62,6 +62,7 @@ def test_orders_are_legal_within_the_cap_and_take_what_the_loop_said(
     given = problem(name, cap, costs, split, **sizes)
     for seed in range(3):
         found = searched(given, 12, seed)
+        assert 0 <= found.start.min() <= (found.start + given.duration).max() <= found.makespan
         order = with_cell_order(given, start_order(found.start))
         assert check_schedule(order) == []
         makespan = simulate(order, costs).makespan
@@ -117,6 +118,8 @@ def test_library_orders_of_the_same_placement_are_starts() -> None:
     assert "interleaved_1f1b" not in known
     starts = dict(known_starts(given, [*known.items()]))
     assert starts.keys() == known.keys()
+    for start in starts.values():
+        assert (start[given.after] >= start[given.before]).all()
     took = {name: simulate(with_cell_order(given, start_order(start))).makespan for name, start in starts.items()}
     assert took["zbv"] == simulate(known["zbv"]).makespan
     assert took["zbv"] < took["hanayo"] < simulate(known["hanayo"]).makespan  # its inputs no longer wait for a W
