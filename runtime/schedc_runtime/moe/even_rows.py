@@ -26,8 +26,6 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import Choices, Counts
 from schedc_runtime.moe.forest import Forest, computed_rows, plan_among
-from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.transport.collective_calls import Communicator
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,6 @@ class EvenRows:
     def slots_of(self, local: int) -> int:
         """The most copies on a rank with ``local`` experts of its own."""
         return min(local, STEP_SLOTS if self.slots is None else self.slots)
-
-    def peers(self, group: ExpertGroup) -> Communicator:
-        """The ranks among which rows move: neighbours in the group, in its order."""
-        return group.node if self.over_node else group.expert
 
 
 class RowPlaces(NamedTuple):

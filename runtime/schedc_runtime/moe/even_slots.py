@@ -78,9 +78,10 @@ class EvenLender(StepLender):
 
     def _number(self, held: Held) -> None:
         ranks, local, where = self.group.size, self.local, self.experts.down.device
-        pairs = [
-            [[e - home * local for e in experts if e // local == home] for experts in held] for home in range(ranks)
-        ]
+        pairs: list[list[list[int]]] = [[[] for _ in held] for _ in held]
+        for rank, experts in enumerate(held):
+            for expert in experts:
+                pairs[expert // local][rank].append(expert % local)
         first = self.group.rank - self.peers.rank
         near = slice(first, first + self.peers.size)
         self.copies = CopiedExperts(
@@ -89,7 +90,8 @@ class EvenLender(StepLender):
         self.quotas = StepQuotas.of(held, local, where, self.peers.size)
         most = [sum(map(len, takers)) for takers in pairs] if self.policy.in_place else map(len, held)
         wide = local + max(most)
-        numbers = [home * wide + expert for _ in range(ranks) for home in range(ranks) for expert in range(local)]
+        own = torch.arange(ranks).unsqueeze(1) * wide + torch.arange(local)  # [home, expert]
+        numbers = own.flatten().tolist() * ranks
         for home, takers in enumerate(pairs):
             behind = 0
             for rank, experts in enumerate(takers):

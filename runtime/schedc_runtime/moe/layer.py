@@ -257,7 +257,9 @@ class MoELayer(RoutingLayer):
         planner = self.planner
         planner.chooser = self._chooser(group, policy)
         if even is not None and not even.by_step:
-            planner.evener, self.hot = Evener(even, even.peers(group).size), CopyExchange(self.experts, even.over_node)
+            self.hot = CopyExchange(self.experts, even.over_node)
+            self.hot.group = group
+            planner.evener = Evener(even, self.hot.peers.size)
         else:
             self.hot = None if planner.chooser is None else CopyExchange(self.experts)
         self.counter.whole = planner.chooser is not None
