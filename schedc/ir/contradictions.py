@@ -228,9 +228,9 @@ def _refused(plan: Plan) -> Iterator[Contradiction]:
     if plan.hot is not None and plan.hot.by_microbatch:
         message = "`slices`, and hot experts that are chosen by whole microbatches"
         yield Contradiction("S153", message, "slices", "let them be chosen once per step: leave `by microbatch` out")
-    if plan.balance is not None:
+    if plan.balance is not None and plan.balance.by == "microbatch":
         message = "`slices`, and rows that are made even by whole microbatches"
-        yield Contradiction("S153", message, "slices", "leave one of the two out")
+        yield Contradiction("S153", message, "slices", "write `balance by step`, whose slices divide rows each")
     if plan.cells:
         message = "`slices`, and an order of a cell by hand, which names no slices"
         yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")

@@ -56,6 +56,7 @@ def test_lines_give_each_stage_its_slices(lines: str, slices: tuple[int, ...], t
         ("slices stage 1 2  slices stage [0, 1] 4", "S153", "two numbers of slices for the same stage"),
         (f"{_EXPERTS}  capacity 1.25  slices 2", "S153", "and a `capacity`"),
         (f"{_EXPERTS}  hot 2 by microbatch  slices 2", "S153", "and hot experts that are chosen by whole microbatches"),
+        (f"{_EXPERTS}  balance by microbatch  slices 2", "S153", "and rows that are made even by whole microbatches"),
         ("overlap off  slices 2", "S144", "and `overlap off`"),
         ("cell F & B { compute F.attn }  slices 2", "S153", "and an order of a cell by hand"),
     ],

@@ -55,7 +55,8 @@ def set_strength(pipe: Pipeline, strength: float) -> None:
 
 def pipeline(schedule: str, sizes: dict[str, int], lines: str, model: Any, here: bool = True) -> Pipeline:
     """All ranks here, cells one after the other; or this process' rank, as the plan has it."""
-    lines = lines.replace("overlap auto", "overlap off") if here else lines
+    off = "" if "slices" in lines else "overlap off"  # slices run in cells, on all ranks in turns
+    lines = lines.replace("overlap auto", off) if here else lines
     program = compiled(schedule, sizes, lines, f"{len(model.blocks)} dense 1")
     batch, _ = tokens(ROWS * program.microbatches)
     return Pipeline(model, program, loss_fn=next_token_loss, in_process=here, timeout=30, example=batch)

@@ -90,6 +90,7 @@ PROCESSES = [
     (Case("1f1b", {"P": 2, "M": 2}, "float32", FULL), "even"),
     (Case("1f1b", {"P": 2, "M": 2}, "bfloat16", FULL), "step"),
     (Case("zbh1", {"P": 1, "M": 2}, "bfloat16"), "step"),
+    (Case("1f1b", {"P": 2, "M": 2}, "float64", f"  slices 2\n{FULL}"), "step"),
     (Case("dualpipev", {"P": 2, "M": 4}, "float64"), "step"),
     (Case("zbh1", {"P": 1, "M": 2}, "float32", nodes=2), "even"),
     (Case("1f1b", {"P": 1, "M": 2}, "bfloat16", FULL, nodes=2, method="hierarchical"), "step"),
@@ -117,6 +118,19 @@ def test_copies_of_a_step_divide_the_rows_of_each_microbatch() -> None:
     assert differing(even, plain) != []
     for name, grad in even.gradients.items():
         torch.testing.assert_close(grad, plain.gradients[name], rtol=1e-12, atol=1e-12)
+
+
+def test_copies_of_a_step_divide_the_rows_of_each_slice() -> None:
+    """The copies are those of whole microbatches, and rows become more even than without."""
+    case = Case("1f1b", {"P": 2, "M": 2}, "float64", beside="  slices 2\n")
+    plain, in_place, even = (run(case, way) for way in ("plain", "step in place", "step"))
+    whole = run(case._replace(beside=""), "step")
+    assert [each[1] for each in even.counted] == [each[1] for each in whole.counted]
+    assert sum(rows for rows, *_ in even.counted) > 0
+    assert len(even.rows) == 2 * len(whole.rows)
+    assert sum(map(max, even.rows)) < sum(map(max, plain.rows))
+    assert differing(even, in_place) == []
+    assert [name for name in differing(even, plain) if not name.endswith(EXPERT)] == []
 
 
 @pytest.mark.parametrize(
