@@ -79,8 +79,8 @@ class EvenLender(StepLender):
     def _number(self, held: Held) -> None:
         ranks, local, where = self.group.size, self.local, self.experts.down.device
         pairs: list[list[list[int]]] = [[[] for _ in held] for _ in held]
-        for rank, experts in enumerate(held):
-            for expert in experts:
+        for rank, borrowed in enumerate(held):
+            for expert in borrowed:
                 pairs[expert // local][rank].append(expert % local)
         first = self.group.rank - self.peers.rank
         near = slice(first, first + self.peers.size)
