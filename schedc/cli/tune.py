@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, schedule_arguments
+from schedc.cli.rule import tell_rule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
+    from schedc.search.solver import Effort
     from schedc.step.costs.costs import Costs
 
 _SECONDS = 30.0
@@ -59,6 +61,14 @@ _SECONDS = 30.0
     "--workers", type=click.IntRange(1, 64), default=8, show_default=True, help="Strategies that run in parallel."
 )
 @click.option("--seed", "random_seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
+@click.option(
+    "--rule",
+    "further",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="Search nothing. Infer the text of a schedule from the order of SCHEDULE and those of such files, which are "
+    "of other sizes (docs/guide/tuning.md). Give it once for each file.",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the best order.")
 @json_argument
 def tune_command(
@@ -73,6 +83,7 @@ def tune_command(
     work: float | None,
     workers: int,
     random_seed: int,
+    further: tuple[Path, ...],
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -88,13 +99,13 @@ def tune_command(
     from schedc.ir.text import print_schedule
     from schedc.report.tune import documented, to_json, to_text
     from schedc.search.problem import Freedom
-    from schedc.search.solver import Effort
     from schedc.search.tune import tune as search
 
-    if seconds is not None and work is not None:
-        raise click.UsageError("--time and --effort exclude each other")
+    if further:
+        tell_rule(schedule, sizes, further, output, as_json)
+        return
     freedom = Freedom(keep_pairs=pairs == "keep", split=split)
-    effort = Effort(None if work else seconds or _SECONDS, work, workers, random_seed)
+    effort = _effort(seconds, work, workers, random_seed)
     with failures_told("schedc.tune", as_json):
         step = price(open_input(schedule), sizes, costs)
         caps = _caps(memory, step.schedule, step.costs)
@@ -109,6 +120,15 @@ def tune_command(
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         click.echo(f"wrote {output}", err=True)
+
+
+def _effort(seconds: float | None, work: float | None, workers: int, seed: int) -> Effort:
+    """What the search may spend."""
+    from schedc.search.solver import Effort
+
+    if seconds is not None and work is not None:
+        raise click.UsageError("--time and --effort exclude each other")
+    return Effort(None if work else seconds or _SECONDS, work, workers, seed)
 
 
 def _tell(best: float, bound: float) -> None:

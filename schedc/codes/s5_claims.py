@@ -58,4 +58,11 @@ S5: tuple[DiagnosticCode, ...] = (
         "too many sizes",
         "A range has at most 1,000,000 sizes, because everything is checked at each of them.",
     ),
+    DiagnosticCode(
+        "S513",
+        "orders without a rule",
+        "`schedc tune --rule` found no text for these orders, or none that it may print. A text must give every order "
+        "that was held out, or be as fast as every given order. And each of its claims must be proved at every size of "
+        "its range. Orders need one pipe, a placement in common, and three sizes or more.",
+    ),
 )

@@ -15,7 +15,7 @@ LEVELS = {
         ("elaborate",),
         ("exact",),
         ("claims",),
-        ("formulas", "search", "load"),
+        ("formulas", "search", "load", "inference"),
         ("plan", "draw"),
         ("interchange",),
         ("inputs",),

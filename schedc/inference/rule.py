@@ -1,0 +1,156 @@
+"""Infers one text from orders at several sizes: tries rules, holds orders out, and proves claims over a range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.inference.claims import Proof, Unproved, prove_claims
+from schedc.inference.families import PlacementForm, common_placement, sum_text
+from schedc.inference.linear import NO_SOLVER, solver_is_there
+from schedc.inference.numbers import fit_numbers
+from schedc.inference.slots import slot_rules, slots_text
+from schedc.inference.texts import Frame, frame_of, order_of_text, same_order, tree_of
+from schedc.ir.schedule import Schedule
+from schedc.source import NOWHERE
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import simulate
+
+LEAST_ORDERS = 3
+RANKS = 64
+_HELP = "more orders of one source help, above all of other P and other M / P; `schedc explain S513` says what is tried"
+"""Claims are proved up to so many ranks."""
+
+
+OfBoth = tuple[float, float]
+"""A figure of a given order, and of the text's."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A given order beside the text's: sizes, whether both are equal, and makespan and peak at unit costs of each.
+
+    peak: the most activations of a rank.
+    """
+
+    sizes: Mapping[str, int]
+    held_out: bool
+    equal: bool
+    makespan: OfBoth
+    peak: tuple[int, int]
+
+    @property
+    def as_fast(self) -> bool:
+        """Whether the text takes no longer."""
+        return self.makespan[1] <= self.makespan[0]
+
+    @property
+    def within(self) -> bool:
+        """Whether the text holds no more."""
+        return self.peak[1] <= self.peak[0]
+
+
+@dataclass(frozen=True)
+class InferredRule:
+    """A text that was inferred from orders, with its proofs.
+
+    form: how it says the order. compared: by given order. proof: the text with its claims, and where they hold.
+    """
+
+    form: str
+    compared: tuple[Compared, ...]
+    proof: Proof
+
+    @property
+    def equal(self) -> bool:
+        """Whether the text gives every order, op for op, and some were held out of the fit."""
+        return all(each.equal for each in self.compared) and any(each.held_out for each in self.compared)
+
+
+def infer_rule(orders: Sequence[Schedule], name: str = "rule", ranks: int | None = None) -> InferredRule:
+    """The text whose orders are the given ones, or as fast: it takes no longer at any given size.
+
+    Of texts that are as fast, one that holds no more than the given orders is preferred.
+
+    orders: legal, of different sizes. A third of them, the largest, is held out of every fit that is to be equal.
+    ranks: the most ranks of the range over which claims are proved, `RANKS` by default.
+
+    Raises `DiagnosticError` (S513) where there is no such text, or a claim of it fails in the range.
+    """
+    orders, ranks = sorted(orders, key=len), ranks or RANKS
+    family = common_placement(orders)
+    if family is None:
+        raise _no_rule("the orders have no placement in common that is linear, v, loop(v) or waves(w) in one pipe")
+    sizes = [tuple(family.sizes(order).values()) for order in orders]
+    if len(set(sizes)) < LEAST_ORDERS:
+        raise _no_rule(f"a rule needs orders at {LEAST_ORDERS} sizes or more, and these have {len(set(sizes))}")
+    if not solver_is_there():
+        raise _no_rule(NO_SOLVER)
+    held = ceil(len(orders) / 3)
+    frame = frame_of(orders, family, name, _doc(orders, family), exact=True)
+    for strict in (True, False):
+        for form, block in _blocks(orders[:-held], family, strict=strict):
+            compared = _compared(frame, block, orders, held)
+            if compared and all(each.equal for each in compared):
+                return _proved(frame, form, block, compared, ranks)
+    frame = frame_of(orders, family, name, _doc(orders, family), exact=False)
+    tried = ((form, block, _compared(frame, block, orders, 0)) for form, block in _blocks(orders, family, strict=False))
+    fast = [row for row in tried if row[2] and all(each.as_fast for each in row[2])]
+    if not fast:
+        raise _no_rule("no text gives the held-out orders, and none is as fast as every order")
+    form, block, compared = min(fast, key=lambda row: _cost(row[2]))
+    return _proved(frame, form, block, compared, ranks)
+
+
+def _cost(compared: Sequence[Compared]) -> tuple[bool, float, int]:
+    """What is less for the better of two texts: more memory than given, makespans, peaks."""
+    more = not all(each.within for each in compared)
+    return more, sum(each.makespan[1] for each in compared), sum(each.peak[1] for each in compared)
+
+
+def _doc(orders: Sequence[Schedule], family: PlacementForm) -> str:
+    where = "; ".join(", ".join(f"{n} = {v}" for n, v in family.sizes(order).items()) for order in orders[:6])
+    more = f" and {len(orders) - 6} more" if len(orders) > 6 else ""
+    return f"Inferred from orders at {where}{more}."
+
+
+def _blocks(orders: Sequence[Schedule], family: PlacementForm, *, strict: bool) -> Iterator[tuple[str, str]]:
+    """Form and rank block of every rule to try."""
+    peaks = [int(measure_memory(order).peak_activations.max()) for order in orders]
+    units = [order.stages // family.per_rank for order in orders]
+    ranks = [order.ranks for order in orders]
+    fit = fit_numbers(peaks, {family.unit: units, "P": ranks, "": [1] * len(orders)}, 2)
+    limits = [] if fit is None else [sum_text(fit)]
+    limits += [limit for limit in (sum_text([(family.per_rank, family.unit)]),) if limit not in limits]
+    for rule in slot_rules(orders, strict=strict):
+        for within in limits if rule.fills else ("",):
+            yield "slots", slots_text(rule, family, within)
+
+
+def _compared(frame: Frame, block: str, orders: Sequence[Schedule], held: int) -> tuple[Compared, ...]:
+    """Each order beside the text's; empty if the text has no legal order at one of the sizes."""
+    tree, rows = tree_of(frame.text(block)), []
+    for number, order in enumerate(orders):
+        sizes = frame.family.sizes(order)
+        if (own := order_of_text(tree, sizes)) is None:
+            return ()
+        spans = simulate(order).makespan, simulate(own).makespan
+        peaks = [int(measure_memory(each).peak_activations.max()) for each in (order, own)]
+        rows.append(Compared(sizes, number >= len(orders) - held, same_order(order, own), spans, (peaks[0], peaks[1])))
+    return tuple(rows)
+
+
+def _proved(frame: Frame, form: str, block: str, compared: tuple[Compared, ...], ranks: int) -> InferredRule:
+    """The rule, after the proofs of its claims."""
+    try:
+        proof = prove_claims(frame, block, [row.sizes for row in compared], ranks)
+    except Unproved as error:
+        message = f"a text fits the given orders, and fails at another size of its range: {error}"
+        raise _no_rule(message) from None
+    return InferredRule(form, compared, proof)
+
+
+def _no_rule(message: str) -> DiagnosticError:
+    return DiagnosticError([Diagnostic("S513", message, Label(NOWHERE), help=_HELP)])
