@@ -32,6 +32,7 @@ def test_every_point_is_what_check_says_in_chunks(costs: tuple[str, ...]) -> Non
     for point in facts["points"]:
         v = point["per_rank"]
         checked = facts_of(*point["command"].split()[1:])
+        assert (f" --cost p2p={0.025 * v:.12g}" in point["command"]) == bool(costs)
         busy = [checked["makespan"] - bubble for bubble in checked["bubble"]]
         assert point["bubble"] * v == pytest.approx(checked["makespan"] - max(busy)), point
         assert point["memory"] * v == pytest.approx(max(checked["peak_memory"])), point
