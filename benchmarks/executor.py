@@ -15,7 +15,8 @@ Its two parts are measured alone, too. So is what probes and numbers by name cos
 Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data.
 
 Instrument of a step: wall clock of rank 0 around a barrier. schedc and torch take turns in the same processes
-and alternate in who comes first.
+and alternate in who comes first. Beside it, the processor time of the thread that runs the step, which other load
+changes less: ``cpu_ratio`` is over all ranks.
 
 --instructions: only count what the interpreter runs in a step and in the loop, per op and by function. Other load
 changes no count. Work inside of torch's library is not in it.
@@ -294,7 +295,7 @@ def interpreter_instructions(rank: int, world_size: int, functions: int = 30) ->
 
 
 def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> dict[str, float]:
-    """Medians by rank 0's clock: milliseconds of a step, ours and torch's, and the ratio of neighbouring steps."""
+    """Medians by this rank's clocks: milliseconds of a step, ours and torch's, and the ratio of neighbouring steps."""
     torch.manual_seed(0)
     sizes, name = SCHEDULES[schedule]
     program = schedc.compile(schedule, P=world_size, M=8, **sizes)
@@ -318,10 +319,19 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
 
     in_turns(3, ours, theirs)
     times = in_turns(repetitions, ours, theirs)
+    spent = in_turns(repetitions // 2, ours, theirs, clock=time.thread_time)
     pipe.close()
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    mine_ms, torch_ms = (1e3 * statistics.median(each) for each in times)
-    return {"ours_ms": mine_ms, "torch_ms": torch_ms, "ratio": ratio}
+    (mine_ms, torch_ms), cpu_ms = ([1e3 * statistics.median(each) for each in both] for both in (times, spent))
+    return {"ours_ms": mine_ms, "torch_ms": torch_ms, "ratio": ratio,
+            "ours_cpu_ms": cpu_ms[0], "torch_cpu_ms": cpu_ms[1]}  # fmt: skip
+
+
+def of_ranks(schedule: str, repetitions: int) -> dict[str, float]:
+    """`whole_step` by rank 0, and the ratio of processor times of all ranks."""
+    ranks = pool(4).run("executor:whole_step", schedule=schedule, repetitions=repetitions, timeout=300)
+    ours, theirs = (sum(rank[name] for rank in ranks) for name in ("ours_cpu_ms", "torch_cpu_ms"))
+    return {**ranks[0], "cpu_ratio": ours / theirs}
 
 
 def main() -> None:
@@ -334,10 +344,7 @@ def main() -> None:
         return
     (overhead,) = pool(1).run("executor:instruction_overhead", repetitions=5 * options.repetitions, timeout=300)
     (stream,) = pool(1).run("executor:stream_overhead", repetitions=12, timeout=300)
-    steps = {
-        name: pool(4).run("executor:whole_step", schedule=name, repetitions=options.repetitions, timeout=300)[0]
-        for name in SCHEDULES
-    }
+    steps = {name: of_ranks(name, options.repetitions) for name in SCHEDULES}
     ratios = {name: result["ratio"] for name, result in steps.items()}
     result = {**overhead, **stream, "step_ratio": max(ratios.values()), "step_ratios": ratios, "steps": steps}
     give(result, options)
