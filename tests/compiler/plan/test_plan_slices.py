@@ -13,6 +13,7 @@ from schedc.cli import main
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
+from schedc.ir.text import print_schedule
 from schedc.load.library import InSlices, Text
 from schedc.plan import Plan, plan_of
 from schedc.plan.writer import read_plan, write_plan
@@ -79,7 +80,7 @@ def test_the_option_overrides_the_lines_of_a_plan_and_may_stand_beside_any_sched
         assert plan_of(program).slices == (2,) * program.stages
         assert not plan_of(schedc.compile(InSlices(name, 1), M=4)).slices
     text = tmp_path / "order.schedule"
-    text.write_text(schedc.ir.text.print_schedule(legal_schedule(open_input("1f1b"), {"P": 2, "M": 4})))
+    text.write_text(print_schedule(legal_schedule(open_input("1f1b"), {"P": 2, "M": 4})))
     assert plan_of(schedc.compile(InSlices(text, 2))).slices == (2, 2)
 
 
