@@ -65,13 +65,16 @@ def test_fits_costs_of_measured_rows() -> None:
 
 @pytest.mark.parametrize(("replicas", "experts", "microbatches", "rows"), [(4, 1, 8, 1), (4, 2, 8, 2), (6, 6, 5, 1)])
 def test_deals_each_row_once(replicas: int, experts: int, microbatches: int, rows: int) -> None:
-    costs = row_cases.costs_of_rows("log-normal", replicas * microbatches * rows, 1)
+    costs = row_cases.costs_of_rows("log-normal", replicas * microbatches * rows, 3)
     dealt = deal(costs, microbatches, replicas, experts, rows)
     assert dealt.rows.shape == (replicas, microbatches, rows)
     assert sorted(dealt.rows.ravel().tolist()) == list(range(costs.size))
     assert (dealt.costs == costs[dealt.rows].sum(axis=2)).all()
     assert 1 <= dealt.bound.ratio <= dealt.unevenness < 1.01
     together = dealt.costs.reshape(-1, experts, microbatches).max(axis=1)
+    if experts > 1:
+        for group in costs[dealt.rows].reshape(-1, experts, microbatches, rows).swapaxes(1, 2):
+            assert all(one.min() >= other.max() for one, other in pairwise(group)), "positions are of alike rows"
     assert all((dealt.group_costs(replica) == together[replica // experts]).all() for replica in range(replicas))
 
 
@@ -174,6 +177,7 @@ def test_epochs_take_documents_once_and_in_another_order() -> None:
             break
         place, following = loader.last.place, loader.last.following
         assert following.document == place.document + len(loader.last.documents)
+        assert place.epoch in by_epoch or place.document == 0
         by_epoch.setdefault(loader.last.place.epoch, []).extend(loader.last.documents)
     loader.close()
     assert all(len(set(numbers)) == len(numbers) > 3_000 for numbers in by_epoch.values())
