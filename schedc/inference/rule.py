@@ -11,6 +11,7 @@ from schedc.inference.claims import Proof, Unproved, prove_claims
 from schedc.inference.families import PlacementForm, common_placement, sum_text
 from schedc.inference.linear import NO_SOLVER, solver_is_there
 from schedc.inference.numbers import fit_numbers
+from schedc.inference.phases import phases_text
 from schedc.inference.slots import slot_rules, slots_text
 from schedc.inference.texts import Frame, frame_of, order_of_text, same_order, tree_of
 from schedc.ir.schedule import Schedule
@@ -127,6 +128,8 @@ def _blocks(orders: Sequence[Schedule], family: PlacementForm, *, strict: bool) 
     for rule in slot_rules(orders, strict=strict):
         for within in limits if rule.fills else ("",):
             yield "slots", slots_text(rule, family, within)
+    if strict and family.parameter is None and (block := phases_text(orders, family)) is not None:
+        yield "phases", block
 
 
 def _compared(frame: Frame, block: str, orders: Sequence[Schedule], held: int) -> tuple[Compared, ...]:

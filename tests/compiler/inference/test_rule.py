@@ -18,9 +18,10 @@ from schedc.elaborate import elaborate
 from schedc.inference import claims, rule
 from schedc.inference.families import common_placement, sum_text
 from schedc.inference.numbers import fit_numbers
+from schedc.inference.phases import phases_text
 from schedc.inference.rule import InferredRule, infer_rule
 from schedc.inference.slots import SlotRule, snapped
-from schedc.inference.texts import same_order, tree_of
+from schedc.inference.texts import frame_of, same_order, tree_of
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_schedule
@@ -78,6 +79,18 @@ def test_a_text_gives_orders_that_it_never_saw(name: str, sizes: Sequence[Sizes]
     for size, order in zip(held, library(name, held), strict=True):
         assert same_order(order, elaborate(tree, size)), size
     assert all(counts["proved"] == result.proof.swept.tried for _, counts in result.proof.swept.claims)
+
+
+@pytest.mark.parametrize("name", ["1f1b_overlap", "eager_1f1b"])
+def test_phases_are_formulas_of_ranks_and_microbatches(name: str) -> None:
+    orders = library(name, [{"P": P, "M": M} for P in (3, 4, 5) for M in (2 * P, 2 * P + 1, 3 * P)])
+    form = common_placement(orders)
+    assert form is not None
+    block = phases_text(orders, form)
+    assert block is not None
+    text = frame_of(orders, form, "inferred", "", exact=True).text(block)
+    for held in ({"P": 9, "M": 23}, {"P": 12, "M": 24}):
+        assert same_order(library(name, [held])[0], elaborate(tree_of(text), held))
 
 
 def test_pairs_share_slots() -> None:
