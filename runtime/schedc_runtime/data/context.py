@@ -1,0 +1,117 @@
+"""Deals the tokens of packed rows to context ranks, which share each sequence, so that all have as much attention.
+
+    a document of 2n parts on n = 2 ranks    | 0 | 1 | 1 | 0 |     rank r has the parts r and 2n-1-r (zigzag)
+    shorter documents                        whole, to the rank with the least work
+
+Zigzag of whole rows is not even where rows hold documents: a rank's parts then lie in documents of other lengths. Work
+is what a causal mask leaves of a document: the square of its length, halved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from schedc_runtime.data.documents import IGNORED, document_positions
+from schedc_runtime.errors import RuntimeFault
+
+Places = npt.NDArray[np.int64]
+CONTEXT = "context_places"
+"""The name under which a batch brings, for every context rank's tokens, where they lie."""
+_NOBODY = -1
+
+
+class ContextRows(NamedTuple):
+    """The tokens of one context rank.
+
+    inputs: as a model of Transformers takes them: ``input_ids`` and ``position_ids`` [rows, own], and `CONTEXT`
+    [rows, 2, ranks * own] int64, of the tokens of all ranks: the first place of its document, and its own.
+    targets: [rows, own].
+    """
+
+    inputs: dict[str, Tensor]
+    targets: Tensor
+
+
+def dealt_places(documents: Tensor, ranks: int, together: int = 1) -> list[list[Places]]:
+    """[ranks][rows] the places of each rank's tokens in each row, ascending inside of a document.
+
+    documents: [rows, tokens] int32 number of each token's document. together: rows of a microbatch; ranks have as much
+    work in each.
+    """
+    dealt: list[list[Places]] = [[] for _ in range(ranks)]
+    for number, row in enumerate(documents.cpu().numpy()):
+        if number % together == 0:
+            loads = np.zeros(ranks)
+        own: list[list[Places]] = [[] for _ in range(ranks)]
+        edges = np.concatenate(([0], np.flatnonzero(row[1:] != row[:-1]) + 1, [len(row)]))
+        lengths = np.diff(edges)
+        for index in np.argsort(-lengths, kind="stable").tolist():
+            pieces = _pieces(int(edges[index]), int(lengths[index]), ranks)
+            weights = np.array([(piece - edges[index] + 1.0).sum() for piece in pieces])
+            takers = np.argsort(loads, kind="stable")
+            for piece, rank in zip(np.argsort(-weights, kind="stable").tolist(), takers.tolist(), strict=False):
+                own[rank].append(pieces[piece])
+                loads[rank] += weights[piece]
+        for rank in range(ranks):
+            dealt[rank].append(np.concatenate([np.empty(0, np.int64), *own[rank]]))
+    return dealt
+
+
+def _pieces(first: int, length: int, ranks: int) -> list[Places]:
+    """The places of a document in as many pieces as ranks share it: pairs of slices, or the whole."""
+    places = np.arange(first, first + length)
+    if length < 2 * ranks:
+        return [places]
+    slices = np.array_split(places, 2 * ranks)
+    return [np.concatenate((slices[rank], slices[-1 - rank])) for rank in range(ranks)]
+
+
+def context_work(documents: Tensor, dealt: list[list[Places]]) -> npt.NDArray[np.float64]:
+    """[ranks, rows] pairs of tokens whose attention each rank computes. documents: [rows, tokens]."""
+    seen = (document_positions(documents) + 1).double().cpu().numpy()
+    return np.array([[row[places].sum() for row, places in zip(seen, of_rank, strict=True)] for of_rank in dealt])
+
+
+def context_rows(
+    tokens: Tensor, documents: Tensor, targets: Tensor, *, ranks: int, rank: int, together: int = 1, multiple: int = 1
+) -> ContextRows:
+    """What context rank ``rank`` of ``ranks`` takes of packed rows. All context ranks are given the same rows.
+
+    tokens, documents, targets: [rows, tokens]; targets as of `next_tokens`, since a token's next one may lie elsewhere.
+    together: rows of a microbatch. multiple: of own tokens, which tensor ranks share.
+
+    All ranks and rows are filled up to the longest, by tokens whose target is `IGNORED`. Raises `RuntimeFault` for no
+    such rank.
+    """
+    if not 0 <= rank < ranks:
+        raise RuntimeFault(f"context rank {rank} of {ranks}", "give a rank from 0 on, below the number of ranks")
+    dealt = dealt_places(documents, ranks, together)
+    longest = max(len(places) for of_rank in dealt for places in of_rank)
+    own = -(-longest // multiple) * multiple
+    filled = torch.stack([torch.stack(list(_filled(of_rank, own))) for of_rank in dealt]).to(tokens.device)
+    inside, place = filled >= 0, filled.clamp(min=0)  # [ranks, rows, own]
+    position = document_positions(documents)
+    positions = torch.where(inside, torch.stack([position.gather(1, each) for each in place]), 0)
+    begins = torch.where(inside, place - positions, _NOBODY)
+    whole = torch.stack((begins, filled), 2).movedim(0, 2).flatten(2, 3)  # [rows, 2, ranks * own]
+    mine = place[rank]
+    return ContextRows(
+        {
+            "input_ids": torch.where(inside[rank], tokens.gather(1, mine), 0),
+            "position_ids": positions[rank],
+            CONTEXT: whole,
+        },
+        torch.where(inside[rank], targets.gather(1, mine), IGNORED),
+    )
+
+
+def _filled(places: list[Places], own: int) -> Iterator[Tensor]:
+    """[own] of each row, filled up with `_NOBODY`."""
+    for each in places:
+        yield torch.from_numpy(np.pad(each, (0, own - len(each)), constant_values=_NOBODY))
