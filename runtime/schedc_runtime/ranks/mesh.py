@@ -45,6 +45,7 @@ class Mesh:
     high_priority: lanes whose collectives run on streams of high priority on a GPU, see `priorities.LANES`; by default
         none.
     tensor: ranks that split the products of a layer (tensor parallelism). Experts are never split.
+    context: neighbouring replicas that share each sequence (context parallelism); each has its own tokens as its batch.
     """
 
     pipeline: int
@@ -54,6 +55,7 @@ class Mesh:
     shard_dense: bool = False
     high_priority: tuple[str, ...] = ()
     tensor: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.experts, self.data, self.tensor) < 1 or self.per_node < 0:
@@ -62,6 +64,11 @@ class Mesh:
             raise RuntimeFault(
                 f"{self.experts} ranks share the experts, {self.tensor} split products, and neither divides the other",
                 "choose expert ranks that fill whole groups of tensor ranks, or that fit into one",
+            )
+        if self.context < 1 or self.replicas % self.context or (self.context > 1 and self.experts > 1):
+            raise RuntimeFault(
+                f"{self.context} context ranks among {self.replicas} replicas, {self.experts} of which share experts",
+                "choose a number that divides the replicas, experts=1, and context=1 without context parallelism",
             )
         if self.experts % (self.per_node or self.experts):
             raise RuntimeFault(
@@ -215,6 +222,11 @@ class Mesh:
         """[replicas] the processes that hold the same part of split products, in order."""
         return self.replicas_of(coordinate)[coordinate.tensor :: self.tensor]
 
+    def sharing_sequences(self, coordinate: Coordinate) -> list[int]:
+        """[context] the processes that share sequences with ``coordinate``, in order."""
+        first = coordinate.replica - coordinate.replica % self.context
+        return [self.process(coordinate._replace(replica=first + rank)) for rank in range(self.context)]
+
     def splitting(self, coordinate: Coordinate) -> list[int]:
         """[tensor] the processes that split products with ``coordinate``, in order."""
         first = self.process(coordinate._replace(tensor=0))
@@ -259,6 +271,13 @@ class PeerGroups:
         return self.table["tensor"]
 
     @property
+    def context(self) -> ExpertGroup:
+        """The ranks that share sequences, as a group of exchanges."""
+        context = self.table["context"]
+        alone = SoloCommunicator("rail"), SoloCommunicator("node")
+        return ExpertGroup(context, *alone, per_node=context.size, rank=context.rank)
+
+    @property
     def splitting(self) -> ExpertGroup:
         """The ranks that split products, as the group of an exchange. They lie in one node."""
         tensor = self.tensor
@@ -295,6 +314,7 @@ _GROUPS = {
     "same experts": Mesh.holding_the_same,
     "tensor": Mesh.splitting,
     "same products": Mesh.splitting_the_same,
+    "context": Mesh.sharing_sequences,
 }
 """By name: the members of a rank's group, in the order in which all processes make the groups."""
 
@@ -327,10 +347,11 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
 
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
-    """The groups of every coordinate, all in this process. Raises `RuntimeFault` for tensor ranks."""
-    if mesh.tensor > 1:
+    """The groups of every coordinate, all in this process. Raises `RuntimeFault` for tensor and context ranks."""
+    if max(mesh.tensor, mesh.context) > 1:
+        kind = f"{mesh.tensor} tensor" if mesh.tensor > 1 else f"{mesh.context} context"
         raise RuntimeFault(
-            f"in_process=True and {mesh.tensor} tensor ranks: one model cannot hold the parts of several",
+            f"in_process=True and {kind} ranks: one model cannot hold the parts of several",
             "start a process for each rank",
         )
     groups: dict[Coordinate, PeerGroups] = {}

@@ -68,6 +68,7 @@ class Insertion:
         blocks = tuple(units)
         self._handlers: dict[str, Callable[[Run, Any, Any], Any]] = {}
         self._ends = {core.out.path for core in cores}
+        self._sharing = [core.path for core in cores if core.exchanges]
         enter = self._module("model", "enter", Enter())
         for core in cores:
             self._add_core(core)
@@ -92,6 +93,12 @@ class Insertion:
                 "own rows of tensor ranks are not collected: "
                 + ("the head is not called behind the last core" if self._now.inside else "no core is called"),
                 "let the model call its cores and then the head that the plan of styles names, in each forward",
+            )
+        called = {str(node.target).rpartition(".")[0] for node in recording.graph.nodes if node.op == "call_module"}
+        if alone := next((path for path in self._sharing if path not in called), ""):
+            raise PartitionError(
+                f"`{alone}` attends to a rank's own tokens alone: it does not call its attention function",
+                "take a model whose attentions call it in each forward, or Mesh(context=1)",
             )
         self.gradients.read(recording)
 

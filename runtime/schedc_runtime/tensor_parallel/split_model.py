@@ -19,30 +19,42 @@ from schedc_runtime.tensor_parallel.styles import (
     styled_modules,
     styles_of,
 )
-from schedc_runtime.tensor_parallel.vocabulary import by_loss, shard_vocabulary, vocabulary_of
+from schedc_runtime.tensor_parallel.vocabulary import Vocabulary, by_loss, shard_vocabulary, vocabulary_of
 
 
 class SplitProducts:
     """This rank's part of a model. The weights of all stages are split when it is made.
 
     plan: styles by name; None for the model's own. group: the tensor ranks. multiplied: path of the head that the loss
-    multiplies by; "" for a loss of logits.
+    multiplies by; "" for a loss of logits. context: the ranks that share each sequence, if any. The tensor ranks may
+    then be one: the model has the exchanges, and all of its products.
 
     Raises `RuntimeFault`, on every rank alike, for a plan or sizes that are not carried out.
     """
 
     def __init__(
-        self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup, multiplied: str = ""
+        self,
+        model: nn.Module,
+        plan: Mapping[str, str] | None,
+        group: ExpertGroup,
+        multiplied: str = "",
+        context: ExpertGroup | None = None,
     ) -> None:
         self._model, self.group = model, group
         self.styles = dense_styles(model, styles_of(model, plan))
         styled = list(styled_modules(model, self.styles))
         self.head = head_of(model, self.styles)
         self.cores = cores_of(styled, self.head)
+        if context is not None:
+            from schedc_runtime.tensor_parallel.context import open_attentions
+
+            self.cores = open_attentions(model, self.cores, context)
         split = vocabulary_of(model, {each.path: each.style for each in styled}, self.head)
-        self.vocabulary = by_loss(split, self.head, multiplied)
+        self.vocabulary = by_loss(split if group.size > 1 else Vocabulary(), self.head, multiplied)
         shard_model(model, self.cores, group.size, group.rank)
         shard_vocabulary(model, self.vocabulary, group.size, group.rank)
+        for parameter in model.parameters() if group.size == 1 else ():
+            vars(parameter).pop("tensor_parallel", None)  # the whole is no part
 
     def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
         """The shape [...] of the whole tensor of which the model's entry ``name`` is this rank's part."""

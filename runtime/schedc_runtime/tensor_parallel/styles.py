@@ -80,17 +80,19 @@ class StyledModule(NamedTuple):
 class Core:
     """The smallest module that holds a run from rows to columns: an attention, an MLP.
 
-    into: its products split in rows. out: the last product, split in columns, whose result is the core's.
+    into: its products split in rows. out: the last product, split in columns, whose result is the core's. exchanges:
+    whether it has exchanges of its own.
     """
 
     path: str
     into: tuple[StyledModule, ...]
     out: StyledModule
+    exchanges: bool = False
 
     @property
     def opened(self) -> bool:
         """Whether exchanges lie inside of the core, which is then recorded through."""
-        return any(STYLES[each.style].whole_outside for each in (*self.into, self.out))
+        return self.exchanges or any(STYLES[each.style].whole_outside for each in (*self.into, self.out))
 
 
 def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:

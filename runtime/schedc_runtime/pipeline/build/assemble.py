@@ -37,6 +37,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import carried_loss, check_vocab, prints_of_columns
+from schedc_runtime.pipeline.build.context import counted_alone
 from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.pipeline.build.output_losses import as_loss, check_losses
@@ -112,6 +113,7 @@ def cut_model(assembly: Assembly) -> None:
     model, library = settings.model, settings.providers["loss"]
     layout = cut.layers or layout_of_stages(program)
     given = as_loss(settings.loss_fn)
+    given = given if assembly.mesh.context == 1 else counted_alone(given)
     planned = carried_loss(given, assembly.plan.loss, model, assembly.device, library, assembly.split)
     assembly.head = LossHead(planned, layout.losses if layout else 1)
     check_losses(planned, assembly.head.losses, assembly.plan.slices)

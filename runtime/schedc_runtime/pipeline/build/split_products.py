@@ -1,10 +1,11 @@
-"""Splits the products of a model over tensor ranks, and refuses what no pipeline carries out beside these."""
+"""Splits the products of a model over tensor ranks, and sequences over context ranks, and refuses what excludes these."""
 
 from __future__ import annotations
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.context import check_context
 from schedc_runtime.providers import TORCH
 
 _ALONE = {"bound": "sizes bounded"} | {
@@ -14,8 +15,8 @@ _ALONE = {"bound": "sizes bounded"} | {
 
 
 def split_products(assembly: Assembly) -> None:
-    """This rank's parts of the products that tensor ranks split, if the mesh has such ranks."""
-    if assembly.mesh.tensor == 1:
+    """This rank's parts of the products that tensor ranks split, and what context ranks gather, if there are such."""
+    if assembly.mesh.tensor == assembly.mesh.context == 1:
         named = assembly.settings.model.named_parameters()
         if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
             raise RuntimeFault(
@@ -36,6 +37,9 @@ def split_products(assembly: Assembly) -> None:
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
         f"rng={settings.rng!r}": settings.rng != "by name",
     })  # fmt: skip
-    group = assembly.network.peer_groups[place].splitting
+    near = assembly.network.peer_groups[place]
     head: str = getattr(settings.loss_fn, "head", "")
-    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group, head)
+    context = near.context if assembly.mesh.context > 1 else None
+    if context is not None:
+        check_context(assembly)
+    assembly.split = SplitProducts(settings.model, settings.tensor_plan, near.splitting, head, context)

@@ -1,0 +1,131 @@
+"""Context parallelism: ranks share a sequence, and keys and values of all of its tokens are gathered in each attention.
+
+    own tokens -> query, key, value -> gather of keys and values -> attention under a mask by places -> own tokens
+
+Models of Transformers take an attention function by name. The one here gathers, makes the mask of the batch's places,
+and calls the function that the model had. Own tokens lie anywhere in the sequence (`schedc_runtime.data.context`).
+
+A ring sends as many bytes, n - 1 times a rank's keys and values, and holds fewer. It merges partial results by their
+log-sums, which the functions of the models do not give.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.data.context import CONTEXT
+from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.tensor_parallel.exchanges import Gather
+from schedc_runtime.tensor_parallel.styles import Core
+
+EXCHANGE = "context_exchange"
+"""The name of the exchange in an attention."""
+_NAME = "schedc_context"
+_PLAIN = ("sdpa", "eager")
+_MASKS = "_context_masks"
+_LAYERS = ("full_attention", "sliding_attention")
+
+
+class GatherKeys(Gather):
+    """Keys and values [B, heads, own, d] of all context ranks: [B, heads, S, d]. Gradients are added up."""
+
+    label, dim = "keys", 2
+
+    def __init__(self, group: ExpertGroup, plain: Callable[..., Any], boolean: bool) -> None:
+        """plain: the attention function of the model. boolean: whether it takes masks of truth values."""
+        super().__init__()
+        self.group, self.plain, self.boolean = group, plain, boolean
+
+
+def open_attentions(model: nn.Module, cores: Sequence[Core], group: ExpertGroup) -> tuple[Core, ...]:
+    """Let the attentions of a model gather keys and values of ``group``. Returns the cores, those attentions opened.
+
+    Raises `RuntimeFault` for a model whose attention takes no function by name, and for other masks.
+    """
+    attentions = [core.path for core in cores if _is_attention(model.get_submodule(core.path))]
+    config: Any = getattr(model, "config", None)
+    if not attentions or len(attentions) != getattr(config, "num_hidden_layers", len(attentions)):
+        raise RuntimeFault(
+            f"{group.size} context ranks share each sequence, and not every layer of {type(model).__name__} has an"
+            " attention that takes its function by name",
+            "take a dense model of Transformers, or Mesh(context=1)",
+        )
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYERS))
+    given = config._attn_implementation
+    if others or given not in _PLAIN:
+        kind = others[0] if others else given
+        raise RuntimeFault(
+            f"{group.size} context ranks, and {type(model).__name__} has `{kind}`, whose mask places do not give",
+            'take one with full or sliding attention, and attn_implementation="sdpa" or "eager"',
+        )
+    _attention_functions().register(_NAME, context_attention)
+    for path in attentions:
+        module: Any = model.get_submodule(path)
+        plain = (
+            _attention_functions()["sdpa"]
+            if given == "sdpa"
+            else sys.modules[type(module).__module__].eager_attention_forward
+        )
+        module.add_module(EXCHANGE, GatherKeys(group, plain, given == "sdpa"))
+        module.config._attn_implementation = _NAME
+    return tuple(replace(core, exchanges=core.path in attentions) for core in cores)
+
+
+def context_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> Any:
+    """An attention function of Transformers. query, key, value: [B, heads, own, d].
+
+    options: with `CONTEXT`, as of `context_rows`. Raises `PartitionError` for a batch without it, or with a mask.
+    """
+    places, exchange = options.pop(CONTEXT, None), module.get_submodule(EXCHANGE)
+    assert isinstance(exchange, GatherKeys)
+    group = exchange.group
+    if places is None or attention_mask is not None or places.shape[-1] != group.size * query.shape[2]:
+        raise PartitionError(
+            f"{group.size} context ranks share each sequence, and the batch does not say where tokens lie, or brings a"
+            " mask of its own",
+            f"give what schedc_runtime.data.context.context_rows makes of packed rows, with `{CONTEXT}`",
+        )
+    width = key.shape[-1]
+    (whole,) = exchange(None, torch.cat((key, value), -1))
+    own = slice(group.rank * query.shape[2], (group.rank + 1) * query.shape[2])
+    window = options.get("sliding_window")
+    masks = vars(places).setdefault(_MASKS, {})  # one for all layers of a stage
+    mask = masks[window] = masks[window] if window in masks else context_mask(places, own, window)
+    if not exchange.boolean:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    options["is_causal"] = False
+    return exchange.plain(module, query, whole[..., :width], whole[..., width:], mask, **options)
+
+
+def context_mask(places: Tensor, own: slice, window: int | None = None) -> Tensor:
+    """[rows, 1, own, tokens] bool: whether an own token attends to one of all context ranks'.
+
+    places: [rows, 2, tokens] first place of a token's document, and its own; as of `context_rows`. window: tokens back
+    to which it attends, itself included.
+    """
+    begins, place = places[:, 0], places[:, 1]
+    back = place[:, own, None] - place[:, None, :]
+    mask = (begins[:, own, None] == begins[:, None, :]) & (back >= 0)
+    if window is not None:
+        mask = mask & (back < window)
+    return mask.unsqueeze(1)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Whether a module is an attention of Transformers that takes its function by name."""
+    named = hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
+    return named and hasattr(module, "layer_idx") and hasattr(module, "is_causal")
+
+
+def _attention_functions() -> Any:
+    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS

@@ -1,0 +1,65 @@
+"""Context ranks that share each sequence, against each document alone. `benchmarks/tensor.py context` has more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.tensor_parallel.context import context_mask
+from schedc_runtime.testing import pool
+from support.needs import needs
+
+CASES = "support.context_cases"
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_documents_over_context_ranks_are_those_alone() -> None:
+    """Full attention, and windows shorter than documents; every order of a cell has the same bits."""
+    for names, sizes in ((["qwen3"], {}), (["mistral"], {"sliding_window": 3})):
+        schedules = ["zbh1", "dualpipev"] if names == ["qwen3"] else ["1f1b"]
+        for cases in pool(4).run(f"{CASES}:sequences", timeout=240, names=names, schedules=schedules, **sizes):
+            assert len(cases) == len(schedules)
+            assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_tensor_and_context_ranks_work_together() -> None:
+    for cases in pool(4).run(
+        f"{CASES}:sequences", timeout=240, names=["llama"], schedules=["1f1b"], pipeline=1, tensor=2
+    ):
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
+    for told in pool(4).run(f"{CASES}:refusals", timeout=240):
+        assert "shift=True" in told["shift"]
+        assert "returned a mean" in told["mean"]
+        assert "`flash_attention_2`" in told["flash"]
+        assert "does not say where tokens lie" in told["places"]
+
+
+def test_a_token_attends_to_earlier_ones_of_its_document() -> None:
+    """Two ranks with tokens 0, 3 and 1, 2 of a row whose last token is a document of its own; one is filled up."""
+    begins, places = [[0, 3, -1, 0, 0, -1], [0, 3, -1, 1, 2, -1]]
+    where = torch.tensor([[begins, places]])
+    mask = context_mask(where, slice(3, 6))
+    assert mask.shape == (1, 1, 3, 6)
+    assert mask[0, 0].int().tolist() == [[1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 1]]
+    assert context_mask(where, slice(3, 6), 2)[0, 0, 1].int().tolist() == [0, 0, 0, 1, 1, 0]
+
+
+def test_context_ranks_are_neighbouring_replicas() -> None:
+    mesh = Mesh(2, data=4, tensor=2, context=2)
+    assert mesh.sharing_sequences(Coordinate(1, 3, 1)) == [8 + 2 * 2 + 1, 8 + 3 * 2 + 1]
+    for wrong in ({"data": 3, "context": 2}, {"data": 2, "experts": 2, "context": 2}, {"context": 0}):
+        with pytest.raises(RuntimeFault, match="context ranks among"):
+            Mesh(2, **wrong)

@@ -1,0 +1,97 @@
+"""Cases of context parallelism on real ranks: packed rows against each document alone, in models of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+import schedc
+from schedc_runtime import ChunkedLoss, Mesh, Pipeline
+from schedc_runtime.data.context import ContextRows, context_rows
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import InstructionError
+from support.document_cases import alone, packed
+from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
+
+
+def own_rows(mesh: Mesh, replica: int, microbatches: int) -> ContextRows:
+    """What a rank takes of the packed rows: its share of the rows, and of these its own tokens."""
+    groups, (group, rank) = mesh.replicas // mesh.context, divmod(replica, mesh.context)
+    rows = [each.chunk(groups)[group] for each in packed()]
+    together = len(rows[0]) // microbatches
+    return context_rows(*rows, ranks=mesh.context, rank=rank, together=together, multiple=mesh.tensor)
+
+
+def _pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> tuple[Pipeline, ContextRows]:
+    sizes = SCHEDULES[schedule]
+    replica = mesh.coordinate(torch.distributed.get_rank()).replica
+    rows = own_rows(mesh, replica, sizes["M"])
+    example = {name: value[:2] for name, value in rows.inputs.items()}
+    given = {"loss_fn": ChunkedLoss("lm_head", chunk=5), "example": example, **options}
+    pipe = Pipeline(
+        deepcopy(model), schedc.compile(schedule, P=mesh.pipeline, **sizes), mesh=mesh, timeout=60.0, **given
+    )
+    return pipe, rows
+
+
+def sequences(
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    schedules: Sequence[str],
+    pipeline: int = 2,
+    tensor: int = 1,
+    **sizes: Any,
+) -> list[dict[str, Any]]:
+    """A case for each family and schedule: errors of loss and gradients, and whether all orders of a cell agree."""
+    cases, mesh = [], Mesh(pipeline, data=world // pipeline // tensor, tensor=tensor, context=2)
+    for name in names:
+        with wide_norms():
+            model = family(name, **sizes)
+            loss, gradients = alone(model)
+            for schedule in schedules:
+                errors, bits = [], set()
+                for cells in ORDERS.values():
+                    pipe, rows = _pipe(model, schedule, mesh, cells=cells)
+                    got = pipe.step(rows.inputs, rows.targets).item()
+                    errors += [error_of(pipe, gradients), abs(got - loss) / loss]
+                    bits.add(digest(pipe))
+                    pipe.close()
+                case = {"family": name, "schedule": schedule, "mesh": repr(mesh)}
+                cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
+    return cases
+
+
+def refusals(rank: int, world: int) -> dict[str, str]:
+    """What a pipeline says of what context ranks do not serve, by name."""
+    mesh = Mesh(2, data=2, context=2)
+
+    def told(step: bool = False, make: Any = family, **options: Any) -> str:
+        try:
+            pipe, rows = _pipe(make("llama"), "1f1b", mesh, **options)
+        except RuntimeFault as fault:
+            return str(fault)
+        try:
+            if step:
+                pipe.step(rows.inputs, rows.targets)
+        except (RuntimeFault, InstructionError) as fault:
+            return str(fault)
+        finally:
+            pipe.close()
+        return ""
+
+    return {
+        "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
+        "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),
+        "flash": told(make=lambda name: _with(family(name), "flash_attention_2")),
+        "places": told(example={name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}),
+    }
+
+
+def _with(model: Any, attention: str) -> nn.Module:
+    model.config._attn_implementation_internal = attention
+    return model
