@@ -3,6 +3,7 @@
     python benchmarks/tensor.py families [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
     python benchmarks/tensor.py share [--json]
     python benchmarks/tensor.py sums [--json]
+    python benchmarks/tensor.py context [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
     python benchmarks/tensor.py vocabulary [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev]
 
 Real processes over gloo, two pipeline ranks times ``--tensor`` tensor ranks, tiny models in float64. The casts of norms
@@ -14,6 +15,7 @@ to float32 are left out, in both.
     share      share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
                failed: 1 if less than 0.97, or any
     sums       partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
+    context    two context ranks share each sequence of packed rows, against each document alone. error, equal: as above
     vocabulary the loss of own columns of the logits, in chunks, in both forms, with the head tied to the embedding and
                not. logits: rows and columns of the largest logits. failed: too, if more than own ones of a chunk
 """
@@ -36,7 +38,7 @@ from support.tensor_cases import FAMILIES, SCHEDULES
 from support.vocabulary_cases import CHUNK
 
 BOUND = 1e-14
-CASES, LOSSES = "support.tensor_cases", "support.vocabulary_cases"
+CASES, LOSSES, ROWS = "support.tensor_cases", "support.vocabulary_cases", "support.context_cases"
 
 
 def families(options: argparse.Namespace) -> dict[str, Any]:
@@ -87,11 +89,23 @@ def vocabulary(options: argparse.Namespace) -> dict[str, Any]:
     return told | {"error": max(row["error"] for row in rows), "rows": rows}
 
 
+def context(options: argparse.Namespace) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for name in options.families.split(","):
+        arguments = {"names": [name], "schedules": options.schedules.split(","), "tensor": options.tensor}
+        for same in zip(*pool(4 * options.tensor).run(f"{ROWS}:sequences", timeout=600, **arguments), strict=True):
+            error, equal = max(case["error"] for case in same), all(case["equal"] for case in same)
+            rows.append({**same[0], "error": error, "equal": equal, "failed": not (error <= BOUND and equal)})
+    told = {"cases": len(rows), "failed": sum(row["failed"] for row in rows)}
+    return told | {"error": max(row["error"] for row in rows), "rows": rows}
+
+
 WORDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "families": families,
     "share": share,
     "sums": sums,
     "vocabulary": vocabulary,
+    "context": context,
 }
 
 

@@ -14,12 +14,13 @@ from schedc_runtime import ChunkedLoss, Mesh, Pipeline
 from schedc_runtime.data.context import ContextRows, context_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.partition.example import CONTEXT
 from support.document_cases import alone, packed
 from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
 
 
 def own_rows(mesh: Mesh, replica: int, microbatches: int) -> ContextRows:
-    """What a rank takes of the packed rows: its share of the rows, and of these its own tokens."""
+    """What a rank takes of the packed rows: own tokens of the rows of its group."""
     groups, (group, rank) = mesh.replicas // mesh.context, divmod(replica, mesh.context)
     rows = [each.chunk(groups)[group] for each in packed()]
     together = len(rows[0]) // microbatches
@@ -70,7 +71,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     """What a pipeline says of what context ranks do not serve, by name."""
     mesh = Mesh(2, data=2, context=2)
 
-    def told(step: bool = False, make: Any = family, **options: Any) -> str:
+    def told(step: bool | str = False, make: Any = family, **options: Any) -> str:
         try:
             pipe, rows = _pipe(make("llama"), "1f1b", mesh, **options)
         except RuntimeFault as fault:
@@ -78,6 +79,9 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         try:
             if step:
                 pipe.step(rows.inputs, rows.targets)
+            if step == "twice":  # the second time, rank 0 of each group has other places
+                shift = int(pipe.replica == 0)
+                pipe.step({**rows.inputs, CONTEXT: rows.inputs[CONTEXT] + shift}, rows.targets)
         except (RuntimeFault, InstructionError) as fault:
             return str(fault)
         finally:
@@ -88,6 +92,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),
         "flash": told(make=lambda name: _with(family(name), "flash_attention_2")),
+        "differ": told(step="twice"),
         "places": told(example={name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}),
     }
 

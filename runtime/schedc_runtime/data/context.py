@@ -19,10 +19,9 @@ from torch import Tensor
 
 from schedc_runtime.data.documents import IGNORED, document_positions
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.example import CONTEXT
 
 Places = npt.NDArray[np.int64]
-CONTEXT = "context_places"
-"""The name under which a batch brings, for every context rank's tokens, where they lie."""
 _NOBODY = -1
 
 

@@ -15,6 +15,8 @@ from schedc_runtime.partition.boundary import TensorSpec
 
 DOCUMENTS = "documents"
 """The name under which packed rows bring the document of each token. No model may take and ignore it."""
+CONTEXT = "context_places"
+"""The name under which a batch brings, for the tokens of all context ranks, where they lie in the sequence."""
 _MOST = 64
 """Largest number of guesses."""
 _REST = "*"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.data.context import CONTEXT
 from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import Gather
 from schedc_runtime.tensor_parallel.styles import Core
@@ -110,8 +110,8 @@ def context_attention(
 def context_mask(places: Tensor, own: slice, window: int | None = None) -> Tensor:
     """[rows, 1, own, tokens] bool: whether an own token attends to one of all context ranks'.
 
-    places: [rows, 2, tokens] first place of a token's document, and its own; as of `context_rows`. window: tokens back
-    to which it attends, itself included.
+    places: [rows, 2, tokens] first place of a token's document, and its own; as of `context_rows`. window: the last
+    tokens that it attends to, with itself; None for all.
     """
     begins, place = places[:, 0], places[:, 1]
     back = place[:, own, None] - place[:, None, :]

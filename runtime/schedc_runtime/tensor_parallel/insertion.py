@@ -97,7 +97,7 @@ class Insertion:
         called = {str(node.target).rpartition(".")[0] for node in recording.graph.nodes if node.op == "call_module"}
         if alone := next((path for path in self._sharing if path not in called), ""):
             raise PartitionError(
-                f"`{alone}` attends to a rank's own tokens alone: it does not call its attention function",
+                f"`{alone}` attends to a rank's own tokens alone, without a call of its attention function",
                 "take a model whose attentions call it in each forward, or Mesh(context=1)",
             )
         self.gradients.read(recording)

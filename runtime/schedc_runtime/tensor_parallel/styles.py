@@ -81,7 +81,7 @@ class Core:
     """The smallest module that holds a run from rows to columns: an attention, an MLP.
 
     into: its products split in rows. out: the last product, split in columns, whose result is the core's. exchanges:
-    whether it has exchanges of its own.
+    whether exchanges lie inside.
     """
 
     path: str

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedc_runtime.data.context import CONTEXT, context_rows, context_work, dealt_places
+from schedc_runtime.data.context import context_rows, context_work, dealt_places
 from schedc_runtime.data.documents import IGNORED, document_positions, next_tokens
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.example import CONTEXT
 
 
 def rows_of(lengths: list[list[int]]) -> Tensor:

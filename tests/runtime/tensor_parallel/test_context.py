@@ -44,6 +44,7 @@ def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
         assert "shift=True" in told["shift"]
         assert "returned a mean" in told["mean"]
         assert "`flash_attention_2`" in told["flash"]
+        assert "context_places of step 2 has other values on" in told["differ"], told["differ"]
         assert "does not say where tokens lie" in told["places"]
 
 

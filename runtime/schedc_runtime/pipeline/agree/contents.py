@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import PartitionError, RanksDisagree
-from schedc_runtime.partition.example import arguments
+from schedc_runtime.partition.example import CONTEXT, arguments
 from schedc_runtime.partition.records import Records
 from schedc_runtime.partition.values import KNOWN, facts_of
 from schedc_runtime.pipeline.agree.step_facts import odd_ranks
@@ -144,10 +144,13 @@ class Given(NamedTuple):
 
 
 class GivenBatches:
-    """The batches of one process, for comparison. later: compare those of a call when the next one begins."""
+    """The batches of one process, for comparison. later: compare those of a call when the next one begins.
 
-    def __init__(self, later: bool) -> None:
-        self._later = later
+    context: replicas that share each sequence. Where there are several, the places of their tokens must be the same.
+    """
+
+    def __init__(self, later: bool, context: int = 1) -> None:
+        self._later, self.context = later, context
         self._new = self._old = Given("", {}, {})
 
     def begin(self, call: str, batch: Any, targets: Any) -> None:
@@ -158,6 +161,8 @@ class GivenBatches:
                 named = [(path, tensor) for path, tensor in _tensors(value, part) if _is_dense(tensor)]
                 numbers = HostNumbers(checksum(tensor) for _, tensor in named)
                 parts[part] = [path for path, _ in named], numbers
+        if self.context > 1 and isinstance(batch, Mapping) and isinstance(batch.get(CONTEXT), Tensor):
+            parts[CONTEXT] = [CONTEXT], HostNumbers([checksum(batch[CONTEXT])])
         self._new = Given(call, parts, {})
 
     def alike(self, members: Mapping[str, tuple[int, ...]]) -> list[Alike]:
@@ -177,24 +182,31 @@ class GivenBatches:
         self._old = self._new._replace(members=members)
 
 
-def check_given(everyone: Sequence[tuple[str, int, Any]]) -> None:
+def check_given(everyone: Sequence[tuple[str, int, Any]], context: int = 1) -> None:
     """Raise `RanksDisagree`, the same on every rank, where ranks of a pipeline were given different tensors.
 
-    everyone: [processes] name, replica, and what `GivenBatches.told` gave.
+    everyone: [processes] name, replica, and what `GivenBatches.told` gave. context: replicas that share sequences.
     """
     numbers: dict[tuple[int, str], dict[str, int]] = {}
     for name, replica, (_, parts) in everyone:
-        for of_part in parts.values():
+        for part, of_part in parts.items():
+            group = replica // context if part == CONTEXT else replica
             for path, number in of_part.items():
-                numbers.setdefault((replica, path), {})[name] = number
+                numbers.setdefault((group, path), {})[name] = number
     for (_, path), by_rank in numbers.items():
         if len(set(by_rank.values())) > 1:
             odd, other = odd_ranks(by_rank)
-            raise RanksDisagree(
-                f"{path} of {everyone[0][2][0]} has other values on {odd} than on {other}",
-                "give every rank of a pipeline the same batch, or None where it has no first or last stage: let all"
-                " loaders skip, drop and shuffle alike",
-            )
+            raise RanksDisagree(f"{path} of {everyone[0][2][0]} has other values on {odd} than on {other}", _same(path))
+
+
+def _same(path: str) -> str:
+    """The remedy where ranks were given other values at a path."""
+    if path == CONTEXT:
+        return "give context ranks what `context_rows` makes of the same rows"
+    return (
+        "give every rank of a pipeline the same batch, or None where it has no first or last stage: let all loaders"
+        " skip, drop and shuffle alike"
+    )
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

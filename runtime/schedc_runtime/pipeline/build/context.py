@@ -24,7 +24,7 @@ def check_context(assembly: Assembly) -> None:
         "`recompute` in the plan": bool(plan.recompute),
         "`slices` in the plan": bool(plan.slices),
         "several losses": isinstance(settings.loss_fn, (tuple, list)),
-        "in_process=True": settings.in_process,
+        "shard_dense": assembly.mesh.shard_dense,
     }
     if taken := next((name for name, chosen in asked.items() if chosen), ""):
         raise RuntimeFault(

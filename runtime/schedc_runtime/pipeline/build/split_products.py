@@ -1,4 +1,4 @@
-"""Splits the products of a model over tensor ranks, and sequences over context ranks, and refuses what excludes these."""
+"""Splits products over tensor ranks and sequences over context ranks, and refuses what excludes either."""
 
 from __future__ import annotations
 

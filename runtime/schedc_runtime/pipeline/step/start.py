@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.pipeline.agree.batch import Agreement, StepRequest, count_of, total_of
 from schedc_runtime.pipeline.agree.contents import GivenBatches
 from schedc_runtime.ranks.attendance import Alike
@@ -77,7 +78,7 @@ class CallStart:
             if len(self._known) == _MOST:
                 self._known.clear()
             snapshots, loaded = [each.snapshot for each in requests], any(each.loaded for each in requests)
-            known = Known(self._exchanges, agreement, snapshots, _members(requests, request.replica), loaded)
+            known = Known(self._exchanges, agreement, snapshots, self._members(requests, request.replica), loaded)
             self._known[own], total = known, agreement.total
         assert known is not None
         self._batches.agreed(known.members)
@@ -122,17 +123,21 @@ class CallStart:
         lacking = max((each[0] for each in spoken), default=0)
         return lacking, total_of((each[1] for each in spoken if each[1]), self._counting)
 
+    def _members(self, requests: Sequence[StepRequest], replica: int) -> dict[str, tuple[int, ...]]:
+        """By part of a batch, the processes that were given it: of a replica, or of those that share sequences."""
+        context = self._batches.context
+        near = [
+            (process, each) for process, each in enumerate(requests) if each.replica // context == replica // context
+        ]
+        here = [(process, each) for process, each in near if each.replica == replica]
+        return {
+            "batch": tuple(process for process, each in here if each.batch is not None),
+            "targets": tuple(process for process, each in here if each.targets is not None),
+            CONTEXT: tuple(process for process, each in near if each.batch is not None),
+        }
+
 
 def _told(request: StepRequest) -> tuple[int, tuple[int, float] | None] | None:
     """What a rank tells the others in any case; None for nothing, which spares a message."""
     count = count_of(request)
     return None if count is None and not request.lacking else (request.lacking, count)
-
-
-def _members(requests: Sequence[StepRequest], replica: int) -> dict[str, tuple[int, ...]]:
-    """By part of a batch, the processes of a replica that were given it."""
-    here = [(process, each) for process, each in enumerate(requests) if each.replica == replica]
-    return {
-        "batch": tuple(process for process, each in here if each.batch is not None),
-        "targets": tuple(process for process, each in here if each.targets is not None),
-    }

@@ -88,7 +88,7 @@ class StepRunner:
         self._replica, self._dims = assembly.places[0].replica, assembly.settings.dims
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
-        self._batches = GivenBatches(later=assembly.device.type != "cpu")
+        self._batches = GivenBatches(assembly.device.type != "cpu", assembly.mesh.context)
         self.start = CallStart(self.control, self._counting, self._batches)
         self.copies = StageCopies(assembly, self.control, compare_copies)
         self.watches: list[StepWatch] = []
@@ -334,7 +334,10 @@ class StepRunner:
         )  # fmt: skip
         check_copies([copy for request in requests for copy in request.tied])
         names = self.control.names
-        check_given([(name, each.replica, each.given) for name, each in zip(names, requests, strict=True)])
+        check_given(
+            [(name, each.replica, each.given) for name, each in zip(names, requests, strict=True)],
+            self._batches.context,
+        )
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)
             check_facts(self.control.gather("comparing what ranks must have alike", facts))
