@@ -73,6 +73,30 @@ def test_steps_are_those_of_the_whole_model(rows: int, slices: int) -> None:
     torch.testing.assert_close(pipe.evaluate(tuple(batch.values()), targets), result.loss)
 
 
+class Turned(nn.Module):
+    """Takes [tokens, rows] first, and [rows, tokens] behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, turned: Tensor, x: Tensor) -> Tensor:
+        return self.block(self.embed(turned).transpose(0, 1) + self.embed(x).cumsum(1))
+
+
+@pytest.mark.parametrize("rows", [4, LENGTH])
+def test_a_dimension_of_the_first_argument_is_not_that_of_others(rows: int) -> None:
+    """Where rows are as many as tokens, a cut along the other dimension has the same shapes."""
+    torch.manual_seed(2)
+    x, model = fields(rows)["x"], Turned()
+    targets, program = torch.zeros(rows, LENGTH), schedc.compile("1f1b", P=2, M=2)
+    loss = loss_fn(model(x.T + 0, x), targets)
+    for batch in ((x.T + 0, x), {"turned": x.T + 0, "x": x}):
+        options = {"loss_fn": loss_fn, "count_fn": Tensor.numel, "in_process": True, "example": batch}
+        pipe = Pipeline(copy.deepcopy(model), program, example_dims={"turned": 1}, **options)
+        torch.testing.assert_close(pipe.step(batch, targets), (loss.sum / loss.count).detach())
+
+
 def test_a_dimension_holds_inside_of_an_argument() -> None:
     pipe, whole = pipeline({**DIMS, "extra": -1})
     batch: dict[str, Any] = {**fields(4), "extra": {"shift": [torch.arange(4.0 * LENGTH).reshape(LENGTH, 4)]}}

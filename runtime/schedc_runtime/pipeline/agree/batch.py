@@ -13,7 +13,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import KnownValues, TensorSpec
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
-from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, inside
+from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, dim_of_batch, inside
 from schedc_runtime.pipeline.agree.signatures import apart, in_words, leaves_of, mapped_leaves
 
 Json = Any
@@ -337,7 +337,7 @@ def one_microbatch(example: Any, microbatches: int, dims: Dims = ROWS_FIRST) -> 
     """
     if example is None:
         return None
-    signature = signature_of(example, dims, dims.get(0, 0))
+    signature = signature_of(example, dims, dim_of_batch(example, dims))
     common_rows(signature, None, 1, 1, ("example", "targets"))
     signature = with_facts(signature, batch_facts(example, signature))
     sized = [

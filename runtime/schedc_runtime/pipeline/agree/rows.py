@@ -90,6 +90,11 @@ def inside(value: Any, dims: Dims, dim: Dim) -> Iterator[tuple[Any, Dims, Dim]]:
         yield item, ROWS_FIRST, dims.get(key, dim)
 
 
+def dim_of_batch(batch: Any, dims: Dims) -> Dim:
+    """The dimension of the rows of a batch that is one tensor, the first argument; 0 of others, whose items have own."""
+    return dims.get(0, 0) if isinstance(batch, Tensor) else 0
+
+
 def dim_of(tensor: Tensor, dim: Dim) -> Dim:
     """The dimension of the rows of ``tensor`` [...], not negative; one that is out of range stays so."""
     if dim == GRIDS:

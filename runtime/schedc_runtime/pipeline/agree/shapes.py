@@ -31,7 +31,7 @@ from schedc_runtime.pipeline.agree.batch import (
 )
 from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
 from schedc_runtime.pipeline.agree.ragged import CutBatch
-from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dims
+from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dims, dim_of_batch
 from schedc_runtime.pipeline.agree.signatures import in_words, leaves_of
 
 Json = Any
@@ -44,10 +44,10 @@ _BOTH = "give both as lists, or both whole; positional arguments of the model ar
 def signature_of_call(value: Any, dims: Dims = ROWS_FIRST) -> Json:
     """The signature of what a call is given: a list is one of microbatches. dims: dimensions of rows by argument."""
     if not isinstance(value, list):
-        return signature_of(value, dims, dims.get(0, 0))
+        return signature_of(value, dims, dim_of_batch(value, dims))
     if isinstance(value, CutBatch):
         return {**_table(value.signatures()), "cut": True}
-    return _table([signature_of(each, dims, dims.get(0, 0)) for each in value])
+    return _table([signature_of(each, dims, dim_of_batch(each, dims)) for each in value])
 
 
 def _table(signatures: Sequence[Json]) -> Json:
@@ -68,8 +68,8 @@ def split_call(
     """[parts] what each microbatch takes of what a call is given, on ``device``. pad, dims: as of `split`."""
     if isinstance(value, list):
         own = value.dims if isinstance(value, CutBatch) else dims
-        return [split(each, 1, device, dims=own, dim=own.get(0, 0))[0] for each in value]
-    return split(value, parts, device, pad=pad, dims=dims, dim=dims.get(0, 0))
+        return [split(each, 1, device, dims=own, dim=dim_of_batch(each, own))[0] for each in value]
+    return split(value, parts, device, pad=pad, dims=dims, dim=dim_of_batch(value, dims))
 
 
 def shapes_in(signature: Json, microbatches: int) -> tuple[list[tuple[Json, int]], list[int]]:
