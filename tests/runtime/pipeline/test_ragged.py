@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,11 @@ class Pictures(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return x
+
+
+class Turned(Pictures):
+    def forward(self, pictures: Tensor, tokens: Tensor) -> Tensor:
+        return super().forward(tokens, pictures)
 
 
 def loss_fn(output: Any, target: Tensor) -> Tensor:
@@ -182,6 +189,11 @@ def on_rank(rank: int, world_size: int) -> list[str]:
         pipe.step(None if rank else batch, targets[:6] if rank else None)
     except BatchRefused as fault:
         told.append(fault.message)
+    parts = [(rows, Ragged(pictures, COUNTS).cut(4, 1)[part]) for part, rows in enumerate(tokens.split(2))]
+    try:
+        pipe.evaluate(parts if rank else batch, microbatches=4, outputs=True)
+    except BatchRefused as fault:
+        told.append(fault.message)
     pipe.close()
     return told
 
@@ -193,15 +205,79 @@ def test_ranks_without_the_batch_know_its_items() -> None:
     assert first == second
     assert float(first[0]) == pytest.approx(loss_fn(model(tokens, pictures), targets).item(), rel=1e-14)
     assert first[1] == "the targets have 6 rows, which do not divide into the 4 microbatches of the batch"
+    assert first[2].endswith("a different batch: one with Ragged fields and a list of microbatches")
+
+
+class Captions(nn.Module):
+    """Adds the words of captions, whose tokens nobody reads on the host, to the mean of what they stand beside."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.reads, self.words = reads, nn.Embedding(PICTURE + 1, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, tokens: Tensor, captions: Tensor) -> Tensor:
+        seen = captions if not self.reads or captions.max().item() > 3 else captions + 1
+        x = self.words(tokens) + self.words(seen).sum(0)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_values_that_no_model_reads_make_no_shapes(reads: bool) -> None:
+    """Ten microbatches, and those of two replicas, differ in the words of captions."""
+    torch.manual_seed(3)
+    tokens, captions = torch.randint(0, PICTURE, (20, 4)), torch.randint(0, PICTURE, (20,))
+    whole, batch = Captions(reads).double(), UserDict(tokens=tokens, captions=Ragged(captions, np.ones(20, int)))
+    for microbatches, replicas, said in (
+        (10, 1, "10 shapes of microbatches"),
+        (2, 2, r"captions: int64\[5\] \[.* in replica 0"),
+    ):
+        rows = 20 // (microbatches * replicas)
+        parts = zip(tokens.split(rows), captions.split(rows), strict=True)
+        expected = torch.stack([loss_fn(whole(*part), part[0] % 8) for part in parts]).mean()
+        program, mesh = schedc.compile("1f1b", P=2, M=microbatches), Mesh(2, data=replicas)
+        model = copy.deepcopy(whole)
+        pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, mesh=mesh, example=batch)
+        if reads:
+            with pytest.raises(BatchRefused, match=said):
+                pipe.step(batch, tokens % 8)
+        else:
+            torch.testing.assert_close(pipe.step(batch, tokens % 8), expected.detach(), rtol=1e-14, atol=0)
+
+
+class Masked(Captions):
+    def forward(self, tokens: Tensor, captions: Tensor, mask: Tensor) -> Tensor:
+        output = super().forward(tokens, captions)
+        return output if bool(mask.all()) else output * mask.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("microbatches", [2, 3])
+def test_values_of_other_fields_are_known_in_each_microbatch(microbatches: int) -> None:
+    """Also where a list has as many microbatches as a call has arguments."""
+    tokens, captions = torch.randint(0, PICTURE, (12, 4)), torch.randint(0, PICTURE, (12,))
+    whole, mask = Masked().double(), torch.ones(12, 4, dtype=torch.bool)
+    batch = {"tokens": tokens, "captions": Ragged(captions, [1] * 12), "mask": mask}
+    program = schedc.compile("1f1b", P=2, M=microbatches)
+    parts = list(zip(*(x.split(12 // microbatches) for x in (tokens, captions, mask)), strict=True))
+    expected = torch.stack([loss_fn(whole(*part), part[0] % 8) for part in parts]).mean()
+    pipe = Pipeline(copy.deepcopy(whole), program, loss_fn=loss_fn, in_process=True, example=batch)
+    assert differences(pipe, whole, expected, pipe.step(batch, tokens % 8)) < 1e-14
 
 
 def test_fields_that_do_not_fit_are_refused() -> None:
     model, tokens, pictures, targets = made()
+    for fill, said in ((torch.ones(5), r"shape \[5\].*\[6\]"), (0.5, "not whole"), (torch.ones(()), "not whole")):
+        with pytest.raises(BatchRefused, match=said):
+            Ragged(pictures.long(), COUNTS, 5, fill)
     for counts, items, said in (
         ((1, 2), None, "add up to 3"),
         ((9, -1), None, "no count"),
         ((True, 7), None, "no count"),
+        ((1.0, 7), None, "no count"),
         (COUNTS, 0, r"items=0"),
+        (COUNTS, 2.5, r"items=2.5"),
     ):
         with pytest.raises(BatchRefused, match=said):
             Ragged(pictures, counts, items)
@@ -211,6 +287,11 @@ def test_fields_that_do_not_fit_are_refused() -> None:
         pipe.step((tokens, Ragged(pictures, COUNTS, items=3)), targets)
     with pytest.raises(BatchRefused, match="says how many items 4 rows have, and the batch has 8"):
         pipe.step((tokens, Ragged(pictures, (2, 2, 2, 2))), targets)
+    turned = Pipeline(
+        Turned().double(), schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, in_process=True, example=batch[::-1]
+    )
+    with pytest.raises(BatchRefused, match="`0` says how many items 4 rows have, and the batch has 8"):
+        turned.step((Ragged(pictures, (2, 2, 2, 2)), tokens), targets)
     with pytest.raises(BatchRefused, match="6 rows with `1` does not divide into 4 microbatches"):
         pipe.step((tokens[:6], Ragged(pictures[:7], COUNTS[:6])), targets[:6])
     with pytest.raises(BatchRefused, match="is a Ragged"):

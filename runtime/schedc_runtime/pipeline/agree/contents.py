@@ -45,13 +45,22 @@ def batch_facts(batch: Any, signature: Json, records: Records | None = None) -> 
     return [next(facts) if asked else None for asked in wanted]
 
 
-def _asked(batch: Any, records: Records | None) -> list[bool]:
-    """[tensors] whether recordings ask for the values of a tensor of the batch, as far as is known."""
-    args, kwargs = arguments(batch)
+def arguments_asked(batch: Any, records: Records | None) -> frozenset[str | int] | None:
+    """The arguments of a batch, by position or keyword, whose values recordings ask for; None if not known yet."""
     try:
-        asked = records.values_asked(args, kwargs) if records else None
+        return records.values_asked(*arguments(batch)) if records else None
     except PartitionError:
-        asked = None  # all ranks refuse the batch
+        return None  # all ranks refuse the batch
+
+
+def _asked(batch: Any, records: Records | None) -> list[bool]:
+    """[tensors] whether recordings ask for the values of a tensor of the batch, as far as is known.
+
+    A list has microbatches, each with the arguments of a call.
+    """
+    if isinstance(batch, list):
+        return [asked for each in batch for asked in _asked(each, records)]
+    asked, (args, kwargs) = arguments_asked(batch, records), arguments(batch)
     if asked is not None and not asked:
         return [False] * len(_tensors_in(batch))
     items = (*enumerate(args), *kwargs.items())

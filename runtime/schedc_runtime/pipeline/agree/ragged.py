@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from schedc_runtime.partition.records import Records
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.batch import (
     BatchRefused,
@@ -26,6 +27,7 @@ from schedc_runtime.pipeline.agree.batch import (
     signature_of,
     split,
 )
+from schedc_runtime.pipeline.agree.contents import arguments_asked, batch_facts, with_facts
 from schedc_runtime.pipeline.agree.rows import Dims
 
 Json = Any
@@ -42,8 +44,8 @@ class Ragged:
     items: pad each microbatch behind to this many items. Replicas with different numbers need it. None for no padding.
     fill: [...] or one number: a padded item, such as the grid of a padded image.
 
-    All ranks get few whole numbers on the CPU, such as grids of patches, and a model may read them on the host.
-    Raises `BatchRefused` where counts and values do not fit together.
+    A model may read up to 4,096 whole numbers on the CPU on the host, such as grids of patches: all ranks get them.
+    Raises `BatchRefused` where counts, values and fill do not fit together.
     """
 
     values: Tensor
@@ -59,23 +61,41 @@ class Ragged:
                     "keep per_row on the CPU, or give numbers",
                 )
             object.__setattr__(self, "per_row", self.per_row.tolist())
-        counts = self.per_row
-        if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
+        try:
+            counts = [index(count) for count in self.per_row if not isinstance(count, bool)]
+        except TypeError:
+            counts = []
+        if len(counts) != len(self.per_row) or min(counts, default=0) < 0:
             raise BatchRefused("per_row of a Ragged field has what is no count", "give whole numbers of 0 or more")
+        object.__setattr__(self, "per_row", counts)
         if not self.values.dim() or sum(counts) != self.values.shape[0]:
             raise BatchRefused(
                 f"a Ragged field of shape {list(self.values.shape)} has counts per row that add up to {sum(counts)}",
                 "give the items of all rows along the first dimension, and the number of each row's",
             )
-        if self.items is not None and self.items < 1:
-            raise BatchRefused(f"Ragged(items={self.items})", "give the number of items of a microbatch, 1 or more")
+        items = self.items
+        if items is not None and (isinstance(items, bool) or not isinstance(items, int) or items < 1):
+            raise BatchRefused(f"Ragged(items={items})", "give the number of items of a microbatch, 1 or more")
+        self._check_fill()
+
+    def _check_fill(self) -> None:
+        fill, values = self.fill, self.values
+        if isinstance(fill, Tensor) and fill.dim() and fill.shape != values.shape[1:]:
+            raise BatchRefused(
+                f"fill has the shape {list(fill.shape)}, and an item of the Ragged field {list(values.shape[1:])}",
+                "give the values of an item, or a number",
+            )
+        whole = _is_whole(fill) if isinstance(fill, Tensor) else fill % 1 == 0
+        if _is_whole(values) and not whole:
+            raise BatchRefused(
+                f"fill is not whole, and the Ragged field has {str(values.dtype).removeprefix('torch.')}",
+                "give a whole number, or whole numbers",
+            )
 
     @property
     def is_told(self) -> bool:
-        """Whether all ranks get the values: few whole numbers that the host has."""
-        values = self.values
-        whole = not (values.dtype.is_floating_point or values.dtype.is_complex)
-        return whole and values.device.type == "cpu" and values.numel() <= _TOLD
+        """Whether all ranks get the values where a model reads them: few whole numbers that the host has."""
+        return _is_whole(self.values) and self.values.device.type == "cpu" and self.values.numel() <= _TOLD
 
     def counts(self, parts: int) -> list[int]:
         """[parts] the number of items of each microbatch."""
@@ -94,8 +114,12 @@ class Ragged:
                 f" for {self.items}",
                 "raise items, or put rows with many items into different microbatches",
             )
-        padded = self.values.new_empty(parts, self.items, *self.values.shape[1:])
-        padded[:] = torch.as_tensor(self.fill, dtype=padded.dtype, device=padded.device)
+        fill, shape = self.fill, (parts, self.items, *self.values.shape[1:])
+        if isinstance(fill, Tensor):
+            padded = self.values.new_empty(shape)
+            padded[:] = fill.to(padded.device, non_blocking=True)
+        else:
+            padded = self.values.new_full(shape, fill)
         for part, (end, count) in enumerate(zip(ends, own, strict=True)):
             padded[part, :count] = self.values[end - count : end]
         return list(padded.unbind())
@@ -104,21 +128,30 @@ class Ragged:
 class CutBatch(list[Any]):
     """[microbatches] a batch that was cut by row. dims: the dimensions of its rows, None for what was `Ragged`.
 
-    told: the fields that were `Ragged` and of whose values the signature tells.
+    told: the fields that were `Ragged` and of whose values the signature tells where recordings ask for them.
     """
 
     def __init__(self, parts: Sequence[Any], dims: Dims, told: Collection[str | int]) -> None:
         super().__init__(parts)
         self.dims, self.told = dims, told
 
-    def signatures(self) -> list[Json]:
-        """[microbatches] the signature of each, with the values of small whole numbers."""
+    def signatures(self, records: Records | None = None) -> list[Json]:
+        """[microbatches] the signature of each, with the values of few whole numbers.
+
+        records: fields for which no recording asks are left out, and make no shapes of their own.
+        """
+        asked = arguments_asked(self[0], records)
+        told = [name for name in self.told if asked is None or name in asked]
         signatures = [signature_of(part, self.dims) for part in self]
         for part, signature in zip(self, signatures, strict=True):
             fields = signature.get("fields", signature.get("items"))
-            for name in self.told:
+            for name in told:
                 fields[name][KNOWN] = [False, 0, part[name].tolist()]
         return signatures
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
@@ -128,13 +161,15 @@ def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
     """
     if not (ragged := _ragged_in(batch)):
         return batch
-    fields = batch if isinstance(batch, dict) else dict(enumerate(batch))
+    by_name = isinstance(batch, Mapping)
+    fields = batch if by_name else dict(enumerate(batch))
     plain = {name: value for name, value in fields.items() if name not in ragged}
     _check_rows(plain, ragged, parts, dims)
-    cut = {name: split(value, parts, None, dims=dims, dim=dims.get(name, 0)) for name, value in plain.items()}
-    cut |= {name: value.cut(parts, name) for name, value in ragged.items()}
-    each = zip(*(cut[name] for name in fields), strict=True)
-    parted = [dict(zip(fields, values, strict=True)) if isinstance(batch, dict) else values for values in each]
+    items = {name: value.cut(parts, name) for name, value in ragged.items()}
+    parted: list[Any] = []
+    for part, rows in enumerate(split(plain, parts, None, dims=dims)):
+        own = {name: items[name][part] if name in items else rows[name] for name in fields}
+        parted.append(own if by_name else tuple(own.values()))
     told = [name for name, value in ragged.items() if value.is_told]
     return CutBatch(parted, {**dims, **dict.fromkeys(ragged)}, told)
 
@@ -150,17 +185,22 @@ def first_microbatch(example: Any, microbatches: int, dims: Dims) -> Any:
     cut = cut_batch(example, parts, dims)
     items = [sum(own) for own in zip(*counts, strict=True)]
     fullest = items.index(max(items))
-    return microbatch_of(cut.signatures()[fullest], 1)
+    signature = cut.signatures()[fullest]
+    return microbatch_of(with_facts(signature, batch_facts(cut[fullest], signature)), 1)
 
 
 def _changed(batch: Any, fields: dict[Any, Any]) -> Any:
-    """A dict or tuple with other ``fields`` of these names or positions."""
-    return batch | fields if isinstance(batch, dict) else tuple(fields.get(n, value) for n, value in enumerate(batch))
+    """A mapping or tuple with other ``fields`` of these names or positions."""
+    return (
+        {**batch, **fields}
+        if isinstance(batch, Mapping)
+        else tuple(fields.get(n, value) for n, value in enumerate(batch))
+    )
 
 
 def _ragged_in(batch: Any) -> dict[Any, Ragged]:
-    """The `Ragged` fields of a dict, by name, or of a tuple, by position."""
-    if isinstance(batch, dict):
+    """The `Ragged` fields of a mapping, by name, or of a tuple, by position."""
+    if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if isinstance(value, Ragged)}
     if isinstance(batch, tuple):
         return {number: value for number, value in enumerate(batch) if isinstance(value, Ragged)}
@@ -171,7 +211,8 @@ def _check_rows(plain: Mapping[Any, Any], ragged: Mapping[Any, Ragged], parts: i
     rows = common_rows(signature_of(plain, dims), None, 1, 1)
     numbers = {name: len(value.per_row) for name, value in ragged.items()}
     wanted = rows.rows if rows else next(iter(numbers.values()))
-    if wrong := next((name for name, number in numbers.items() if number != wanted), None):
+    wrong = next((name for name, number in numbers.items() if number != wanted), None)
+    if wrong is not None:
         raise BatchRefused(
             f"`{wrong}` says how many items {numbers[wrong]} rows have, and the batch has {wanted} rows",
             "give a number for each row, 0 for none",

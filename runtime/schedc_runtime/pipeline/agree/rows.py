@@ -91,7 +91,7 @@ def inside(value: Any, dims: Dims, dim: Dim) -> Iterator[tuple[Any, Dims, Dim]]:
 
 
 def dim_of_batch(batch: Any, dims: Dims) -> Dim:
-    """The dimension of the rows of a batch that is one tensor, the first argument; 0 of others, whose items have own."""
+    """The dimension of the rows of a batch that is one tensor, the first argument; 0 of other batches."""
     return dims.get(0, 0) if isinstance(batch, Tensor) else 0
 
 

@@ -41,12 +41,15 @@ MOST_SHAPES = 8
 _BOTH = "give both as lists, or both whole; positional arguments of the model are a tuple"
 
 
-def signature_of_call(value: Any, dims: Dims = ROWS_FIRST) -> Json:
-    """The signature of what a call is given: a list is one of microbatches. dims: dimensions of rows by argument."""
+def signature_of_call(value: Any, dims: Dims = ROWS_FIRST, records: Records | None = None) -> Json:
+    """The signature of what a call is given: a list is one of microbatches.
+
+    dims: dimensions of rows by argument. records: whose recordings ask for values, as of `CutBatch.signatures`.
+    """
     if not isinstance(value, list):
         return signature_of(value, dims, dim_of_batch(value, dims))
     if isinstance(value, CutBatch):
-        return {**_table(value.signatures()), "cut": True}
+        return {**_table(value.signatures(records)), "cut": True}
     return _table([signature_of(each, dims, dim_of_batch(each, dims)) for each in value])
 
 

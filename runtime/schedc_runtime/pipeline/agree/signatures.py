@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
+from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.transport.base import describe
 
 Json = Any
+_MOST = 60
+"""Characters of values in words."""
 
 
 def leaves_of(signature: Json, path: str) -> list[tuple[str, Json]]:
@@ -45,15 +48,24 @@ def in_words(signature: Json) -> str:
     """A signature in words, as ``(int64[2, 6], float32[2])``."""
 
     def leaf(x: Json) -> str:
-        return describe(x["shape"], getattr(torch, x["dtype"])) if "shape" in x else str(x.get("value", x))
+        if "shape" not in x:
+            return str(x.get("value", x))
+        _, _, values = x.get(KNOWN) or (False, 0, None)
+        return describe(x["shape"], getattr(torch, x["dtype"])) + ("" if values is None else f" {_short(values)}")
 
     if signature is not None and "of" in signature:
         return f"{len(signature['of'])} microbatches of {', '.join(map(in_words, signature['shapes']))}"
     return str(mapped_leaves(signature, leaf)).replace("'", "")
 
 
+def _short(values: Json) -> str:
+    return text if len(text := str(values)) <= _MOST else f"{text[:_MOST]}..."
+
+
 def apart(what: str, one: Json, other: Json) -> str:
     """What two signatures differ in, as ``batch: int64[2, 6] and int64[2, 4]``; of lists, the first microbatch."""
+    if one.get("cut") != other.get("cut") and "of" in one and "of" in other:
+        return f"{what}: one with Ragged fields and a list of microbatches"
     if "of" in one and "of" in other and len(one["of"]) == len(other["of"]):
         pairs = zip(*([each["shapes"][shape] for shape in each["of"]] for each in (one, other)), strict=True)
         number, (one, other) = next(found for found in enumerate(pairs) if found[1][0] != found[1][1])

@@ -303,7 +303,8 @@ class StepRunner:
             options |= {"microbatches": call.microbatch_count}
         options |= {"fixed": "; ".join(self.assembly.fixed) or False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
-        signatures = signature_of_call(batch, dims), signature_of_call(targets)
+        records = assembly.partition.records
+        signatures = signature_of_call(batch, dims, records), signature_of_call(targets)
         mine = StepRequest(
             *signatures, assembly.holds(0), assembly.forms_loss, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
@@ -313,7 +314,7 @@ class StepRunner:
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
             loaded=self.copies.loaded(call.training),
-            facts=facts_of_call(batch, signatures[0], self.assembly.partition.records),
+            facts=facts_of_call(batch, signatures[0], records),
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
         if not self.control.alone:
