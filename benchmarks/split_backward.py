@@ -19,7 +19,7 @@ take turns within one run, and use one thread. Printed, beside the least times a
                  Instrument: bytes in use by glibc's mallinfo2, which counts every tensor of torch on a CPU.
 
 --instructions: only count the instructions of each part, in millions, by the callgrind of valgrind. ``beyond`` is
-what F, I and W run beyond F and B of plain autograd. Width and tokens are small, as valgrind ends in no useful time at others.
+what F, I and W run beyond F and B of plain autograd. Width and tokens are small: valgrind takes too long at others.
 """
 
 from __future__ import annotations

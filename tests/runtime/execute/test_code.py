@@ -39,7 +39,7 @@ def test_calls_are_woven_in_around_their_steps() -> None:
     assert len(woven.steps) == len(code.steps) + 4
     added = [step for step in woven.steps if step not in code.steps]
     assert [(step.row, step.width, step.label) for step in added] == [
-        (step.row, 1, "") for step in (code.steps[1], code.steps[1], code.steps[1], code.steps[2])
+        (step.row, 1, "beside") for step in (code.steps[1], code.steps[1], code.steps[1], code.steps[2])
     ]
     assert added[0].instruction is code.steps[1].instruction
     assert code.calls == [(step.handler, step.operands) for step in code.steps]  # the code itself is as it was
