@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.partition.boundary import KnownValues
+from schedc_runtime.partition.structure import storage_of
 from schedc_runtime.partition.symbols import Values, settled
 
 KNOWN = "known"
@@ -73,7 +74,8 @@ class AskedValues:
     def read(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of a function that needs values; None where these are not known.
 
-        A tensor is a fake of the shape that follows from the values; None where sizes are symbols.
+        A tensor is a fake of the shape that follows from the values. None where sizes are symbols, and for one that
+        shares memory with what the function was given: the recorder would not see a write through the other.
         """
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         if not all(map(self.knows, given)):
@@ -85,7 +87,8 @@ class AskedValues:
                 real = {key: self._value(node, sizes) for key, node in nodes.items()}
                 form = pytree.tree_map_only(Tensor, lambda tensor: real[id(tensor)], (tuple(args), dict(kwargs)))
                 own, keywords = settled(form, sizes)
-                return func(*own, **keywords)
+                answer = func(*own, **keywords)
+                return None if _storages(answer) & _storages((own, keywords)) else answer
 
         answer = ask(self.sizes)
         if self.sizes and any(map(_is_tensor, pytree.tree_leaves(answer))):
@@ -196,6 +199,10 @@ def _column(tensor: Tensor, rows: int | None) -> Tensor | None:
 def _fact(*answers: float) -> KnownValues | None:
     facts = (KnownValues(False, 0), KnownValues(False, 1), KnownValues(True, 0), KnownValues(True, 1))
     return next((fact for fact, holds in zip(facts, answers, strict=True) if holds), None)
+
+
+def _storages(value: Any) -> set[int]:
+    return {storage_of(leaf) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)}
 
 
 def _is_tensor(value: Any) -> bool:

@@ -45,6 +45,10 @@ class Branching(nn.Module):
             h = h * 5 if (positions.diff(dim=-1) == 1).all() else h + positions.unsqueeze(-1)
         if how == "buffer" and self.scale.sum() == 3:
             h = h + 1
+        if how == "view":
+            part = steps[steps.argmin()]
+            part.add_(9)
+            h = h * steps.max().item()
         if how == "check":
             torch._check_tensor_all(x < 8, lambda: f"a token is too large: {x.max()}")
         return self.blocks[1](h)
@@ -97,6 +101,12 @@ def test_an_example_of_known_values_is_recorded_once() -> None:
 def test_values_of_parameters_and_buffers_are_not_known() -> None:
     with pytest.raises(PartitionError, match=r"(?s)takes a branch.*self.scale.sum\(\) == 3"):
         pipeline(how="buffer")
+
+
+def test_a_view_that_follows_from_values_is_refused() -> None:
+    """A write to it changes what it was taken from."""
+    with pytest.raises(PartitionError, match=r"(?s)from the values of a tensor.*steps\[steps.argmin\(\)\]"):
+        pipeline(how="view")
 
 
 def test_checks_of_values_run_with_each_microbatch() -> None:
