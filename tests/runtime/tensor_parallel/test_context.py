@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import RanksDisagree, RuntimeFault
+from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.tensor_parallel.context import context_mask
 from schedc_runtime.testing import pool
@@ -46,6 +48,17 @@ def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
         assert "`flash_attention_2`" in told["flash"]
         assert "context_places of step 2 has other values on" in told["differ"], told["differ"]
         assert "does not say where tokens lie" in told["places"]
+
+
+def test_places_of_a_list_of_microbatches_are_compared_too() -> None:
+    told = []
+    for rank in range(2):
+        batches = GivenBatches(later=False, context=2)
+        batches.begin("step 1", [{CONTEXT: torch.zeros(1)}, {CONTEXT: torch.full((1,), rank)}], None)
+        told.append((f"replica {rank}", rank, batches.told()))
+    with pytest.raises(RanksDisagree, match=r"context_places of batch\[1\] of step 1 has other values on") as fault:
+        check_given(told, 2)
+    assert "context_rows" in fault.value.help
 
 
 def test_a_token_attends_to_earlier_ones_of_its_document() -> None:

@@ -170,8 +170,8 @@ class GivenBatches:
                 named = [(path, tensor) for path, tensor in _tensors(value, part) if _is_dense(tensor)]
                 numbers = HostNumbers(checksum(tensor) for _, tensor in named)
                 parts[part] = [path for path, _ in named], numbers
-        if self.context > 1 and isinstance(batch, Mapping) and isinstance(batch.get(CONTEXT), Tensor):
-            parts[CONTEXT] = [CONTEXT], HostNumbers([checksum(batch[CONTEXT])])
+        if self.context > 1 and (places := _places(batch)):
+            parts[CONTEXT] = list(places), HostNumbers(map(checksum, places.values()))
         self._new = Given(call, parts, {})
 
     def alike(self, members: Mapping[str, tuple[int, ...]]) -> list[Alike]:
@@ -196,26 +196,34 @@ def check_given(everyone: Sequence[tuple[str, int, Any]], context: int = 1) -> N
 
     everyone: [processes] name, replica, and what `GivenBatches.told` gave. context: replicas that share sequences.
     """
-    numbers: dict[tuple[int, str], dict[str, int]] = {}
+    numbers: dict[tuple[str, int, str], dict[str, int]] = {}
     for name, replica, (_, parts) in everyone:
         for part, of_part in parts.items():
             group = replica // context if part == CONTEXT else replica
             for path, number in of_part.items():
-                numbers.setdefault((group, path), {})[name] = number
-    for (_, path), by_rank in numbers.items():
+                numbers.setdefault((part, group, path), {})[name] = number
+    for (part, _, path), by_rank in numbers.items():
         if len(set(by_rank.values())) > 1:
             odd, other = odd_ranks(by_rank)
-            raise RanksDisagree(f"{path} of {everyone[0][2][0]} has other values on {odd} than on {other}", _same(path))
+            raise RanksDisagree(f"{path} of {everyone[0][2][0]} has other values on {odd} than on {other}", _same(part))
 
 
-def _same(path: str) -> str:
-    """The remedy where ranks were given other values at a path."""
-    if path == CONTEXT:
+def _same(part: str) -> str:
+    """The remedy where ranks were given other values of a part."""
+    if part == CONTEXT:
         return "give context ranks what `context_rows` makes of the same rows"
     return (
         "give every rank of a pipeline the same batch, or None where it has no first or last stage: let all loaders"
         " skip, drop and shuffle alike"
     )
+
+
+def _places(batch: Any) -> dict[str, Tensor]:
+    """Where the tokens of a batch lie, or those of each microbatch of a list, by path."""
+    listed = isinstance(batch, list)
+    given = {f"{CONTEXT} of batch[{n}]": each for n, each in enumerate(batch)} if listed else {CONTEXT: batch}
+    fields = {path: each[CONTEXT] for path, each in given.items() if isinstance(each, Mapping) and CONTEXT in each}
+    return {path: places for path, places in fields.items() if isinstance(places, Tensor)}
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
