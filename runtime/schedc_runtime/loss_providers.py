@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.head_loss.chunks import LogitLoss
-from schedc_runtime.providers import TORCH, Bits, ProviderFault, ProviderTable
+from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_kernels
 
 
 class LossCase(NamedTuple):
@@ -49,29 +48,18 @@ def loss_for(name: str, case: LossCase) -> LogitLoss:
         raise RuntimeFault(f"loss {name}: {reason}", 'leave providers={"loss": ...} out, and torch computes the loss')
 
     def checked(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-        wanted = _form(logits.new_empty(())), _form(logits)
+        shape = logits.shape
         loss, gradient = provider.loss(logits, targets, ignored)
-        for what, form, expected in zip(
-            ("the loss", "the gradient"), map(_form, (loss, gradient)), wanted, strict=True
-        ):
-            if form != expected:
-                raise ProviderFault(
-                    f"loss {name} gives {what} as {form}, expected {expected}", f"mend or drop `{name}`"
-                )
+        check_result(provider, "the loss", loss, (), logits)
+        check_result(provider, "the gradient", gradient, shape, logits)
         return loss, gradient
 
     return checked
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-
-
 def _not_liger(case: LossCase) -> str:
-    if find_spec("liger_kernel") is None:
-        return "the package `liger-kernel` is not installed"
-    if case.device.type == "cpu":
-        return "Liger's kernels need a GPU"
+    if lack := lacks_kernels("liger-kernel", "liger_kernel", case.device):
+        return lack
     if case.dtype is not torch.float32:
         return f"logits of {str(case.dtype).removeprefix('torch.')}: Liger computes in float32"
     return ""

@@ -12,13 +12,18 @@ An entry point is loaded when its provider is named or listed, and never by itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from schedc_runtime.errors import RuntimeFault
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 GROUP = "schedc_runtime.providers"
 """The group of entry points."""
@@ -64,6 +69,27 @@ T = TypeVar("T", bound=AnyProvider)
 
 class ProviderFault(RuntimeFault):
     """A provider's package is at fault: it does not import, or gives what is no provider."""
+
+
+def lacks_kernels(package: str, module: str, device: torch.device) -> str:
+    """Why a package of kernels for GPUs cannot run on a device; empty where it can. module: what it installs."""
+    if find_spec(module) is None:
+        return f"the package `{package}` is not installed"
+    return f"the kernels of `{package}` need a GPU" if device.type == "cpu" else ""
+
+
+def check_result(provider: AnyProvider, what: str, result: Tensor, shape: Sequence[int], like: Tensor) -> None:
+    """Raise `ProviderFault` unless a result has the ``shape``, and the dtype and device of ``like`` [...]."""
+    form, wanted = (tuple(result.shape), result.dtype, result.device), (tuple(shape), like.dtype, like.device)
+    if form != wanted:
+        raise ProviderFault(
+            f"{provider.kind} {provider.name} gives {what} as {_in_words(*form)}, expected {_in_words(*wanted)}",
+            f"mend or drop `{provider.name}`",
+        )
+
+
+def _in_words(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
 
 
 class ProviderTable(Mapping[str, T], Generic[T]):

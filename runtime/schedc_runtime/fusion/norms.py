@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from schedc.ir.plan import Fuse
 from schedc.model.fusions import rows_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.norm import OneLaunchRMSNorm, normalised, smallest_step
-from schedc_runtime.providers import TORCH, Bits, ProviderFault, ProviderTable
+from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_kernels
 from schedc_runtime.recompute.layers import ReplacedForward
 from schedc_runtime.recompute.levels import put_forward, take_forward
 from schedc_runtime.stage.stage import Stage
@@ -62,11 +61,7 @@ class ProvidedNorm:
             own: Any = type(module).forward
             return own(module, x)
         output = self.provider.norm(x, module.weight, smallest_step(x) if module.eps is None else module.eps)
-        if (output.shape, output.dtype, output.device) != (x.shape, x.dtype, x.device):
-            raise ProviderFault(
-                f"norm {self.provider.name} gives {_form(output)}, expected {_form(x)}",
-                f"mend or drop `{self.provider.name}`",
-            )
+        check_result(self.provider, "rows", output, x.shape, x)
         return output
 
 
@@ -129,15 +124,9 @@ def _norms(module: nn.Module) -> Iterator[tuple[str, nn.RMSNorm]]:
             yield path, part
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-
-
 def _not_liger(case: NormCase) -> str:
-    if find_spec("liger_kernel") is None:
-        return "the package `liger-kernel` is not installed"
-    if case.device.type == "cpu":
-        return "Liger's kernels need a GPU"
+    if lack := lacks_kernels("liger-kernel", "liger_kernel", case.device):
+        return lack
     return "" if case.weight else "Liger's norm needs a weight"
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 import schedc
 from schedc.ir.plan import Fuse
 from schedc.plan import Plan
-from schedc_runtime import Pipeline
+from schedc_runtime import Pipeline, providers
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion import norms
@@ -122,16 +122,16 @@ def test_a_library_is_refused_by_name() -> None:
     patched.layers[1][1].forward = lambda x: x  # type: ignore[index, union-attr]
     with pytest.raises(RuntimeFault, match=r"`layers\.1\.1` has a forward of its own"):
         _built(patched)
-    with pytest.raises(Exception, match=r"norm narrow gives bfloat16 \[2, 6\] on cpu, expected float32") as raised:
+    with pytest.raises(Exception, match=r"norm narrow gives rows as bfloat16 \[2, 6\] on cpu, expected float32") as raised:
         _built(Layers(), "narrow").step(torch.randn(8, WIDTH), torch.randn(8, WIDTH))
     assert isinstance(raised.value.__cause__, ProviderFault)
 
 
 def test_liger_is_called_as_documented_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     why_not, somewhere = NORMS["liger"].why_not, torch.device(gpu.TYPE)  # a name alone: nothing is asked of it
-    monkeypatch.setattr(norms, "find_spec", lambda name: None)
+    monkeypatch.setattr(providers, "find_spec", lambda name: None)
     assert "`liger-kernel` is not installed" in why_not(CASE)
-    monkeypatch.setattr(norms, "find_spec", lambda name: name)
+    monkeypatch.setattr(providers, "find_spec", lambda name: name)
     assert "GPU" in why_not(CASE)
     assert "weight" in why_not(CASE._replace(device=somewhere, weight=False))
     assert why_not(CASE._replace(device=somewhere)) == ""

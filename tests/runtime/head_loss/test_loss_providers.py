@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
-from schedc_runtime import ChunkedLoss, Pipeline
+from schedc_runtime import ChunkedLoss, Pipeline, providers
 from schedc_runtime import loss_providers as libraries
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
@@ -106,9 +106,9 @@ def test_a_library_is_refused_by_name() -> None:
 
 def test_liger_is_called_as_documented_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     somewhere = torch.device(gpu.TYPE)  # a name alone: nothing is asked of it
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    monkeypatch.setattr(providers, "find_spec", lambda name: None)
     assert "`liger-kernel` is not installed" in libraries.LOSSES["liger"].why_not(CASE)
-    monkeypatch.setattr(libraries, "find_spec", lambda name: name)
+    monkeypatch.setattr(providers, "find_spec", lambda name: name)
     assert "GPU" in libraries.LOSSES["liger"].why_not(CASE)
     assert "float64" in libraries.LOSSES["liger"].why_not(CASE._replace(device=somewhere, dtype=torch.float64))
     assert libraries.LOSSES["liger"].why_not(CASE._replace(device=somewhere)) == ""
