@@ -319,7 +319,7 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
 
     in_turns(3, ours, theirs)
     times = in_turns(repetitions, ours, theirs)
-    spent = in_turns(repetitions // 2, ours, theirs, clock=time.thread_time)
+    spent = in_turns((repetitions + 1) // 2, ours, theirs, clock=time.thread_time)
     pipe.close()
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     (mine_ms, torch_ms), cpu_ms = ([1e3 * statistics.median(each) for each in both] for both in (times, spent))

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from schedc_runtime.partition.boundary import KnownValues
 from schedc_runtime.partition.records import Records
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.batch import (
@@ -146,7 +147,7 @@ class CutBatch(list[Any]):
         for part, signature in zip(self, signatures, strict=True):
             fields = signature.get("fields", signature.get("items"))
             for name in told:
-                fields[name][KNOWN] = [False, 0, part[name].tolist()]
+                fields[name][KNOWN] = list(KnownValues(False, 0, part[name].tolist()))
         return signatures
 
 
@@ -161,6 +162,26 @@ def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
     """
     if not (ragged := _ragged_in(batch)):
         return batch
+    return _cut(batch, ragged, parts, dims)
+
+
+def first_microbatch(example: Any, microbatches: int, dims: Dims) -> Any:
+    """As `one_microbatch`, of an example that may have `Ragged` fields: the microbatch with the most items."""
+    if not (ragged := _ragged_in(example)):
+        return one_microbatch(example, microbatches, dims)
+    parts = microbatches if all(len(value.per_row) % microbatches == 0 for value in ragged.values()) else 1
+    counts = [value.counts(parts) for value in ragged.values()]
+    if any(value.items and value.items < max(own) for value, own in zip(ragged.values(), counts, strict=True)):
+        ragged = {name: replace(value, items=None) for name, value in ragged.items()}
+    cut = _cut(example, ragged, parts, dims)
+    items = [sum(own) for own in zip(*counts, strict=True)]
+    fullest = items.index(max(items))
+    signature = cut.signatures()[fullest]
+    return microbatch_of(with_facts(signature, batch_facts(cut[fullest], signature)), 1)
+
+
+def _cut(batch: Any, ragged: Mapping[Any, Ragged], parts: int, dims: Dims) -> CutBatch:
+    """A batch in [parts] microbatches. ragged: its fields with several items per row."""
     by_name = isinstance(batch, Mapping)
     fields = batch if by_name else dict(enumerate(batch))
     plain = {name: value for name, value in fields.items() if name not in ragged}
@@ -172,30 +193,6 @@ def cut_batch(batch: Any, parts: int, dims: Dims) -> Any:
         parted.append(own if by_name else tuple(own.values()))
     told = [name for name, value in ragged.items() if value.is_told]
     return CutBatch(parted, {**dims, **dict.fromkeys(ragged)}, told)
-
-
-def first_microbatch(example: Any, microbatches: int, dims: Dims) -> Any:
-    """As `one_microbatch`, of an example that may have `Ragged` fields: the microbatch with the most items."""
-    if not (ragged := _ragged_in(example)):
-        return one_microbatch(example, microbatches, dims)
-    parts = microbatches if all(len(value.per_row) % microbatches == 0 for value in ragged.values()) else 1
-    counts = [value.counts(parts) for value in ragged.values()]
-    if any(value.items and value.items < max(own) for value, own in zip(ragged.values(), counts, strict=True)):
-        return first_microbatch(_changed(example, {n: replace(x, items=None) for n, x in ragged.items()}), parts, dims)
-    cut = cut_batch(example, parts, dims)
-    items = [sum(own) for own in zip(*counts, strict=True)]
-    fullest = items.index(max(items))
-    signature = cut.signatures()[fullest]
-    return microbatch_of(with_facts(signature, batch_facts(cut[fullest], signature)), 1)
-
-
-def _changed(batch: Any, fields: dict[Any, Any]) -> Any:
-    """A mapping or tuple with other ``fields`` of these names or positions."""
-    return (
-        {**batch, **fields}
-        if isinstance(batch, Mapping)
-        else tuple(fields.get(n, value) for n, value in enumerate(batch))
-    )
 
 
 def _ragged_in(batch: Any) -> dict[Any, Ragged]:
