@@ -159,4 +159,7 @@ def test_sparse_gradients_are_looked_at_by_their_values() -> None:
     grad = model[0].weight.grad
     assert grad is not None
     assert grad.is_sparse
+    model[0].weight.register_hook(lambda gradient: gradient * NAN)  # type: ignore[union-attr, operator]
+    with pytest.raises(NonFiniteGradients, match=r"0\.weight"):
+        pipe.step(rows, targets)
     pipe.close()
