@@ -104,7 +104,7 @@ def test_values_of_parameters_and_buffers_are_not_known() -> None:
 
 
 def test_a_view_that_follows_from_values_is_refused() -> None:
-    """A write to it changes what it was taken from."""
+    """A write to the view would also change the tensor that it was taken from."""
     with pytest.raises(PartitionError, match=r"(?s)from the values of a tensor.*steps\[steps.argmin\(\)\]"):
         pipeline(how="view")
 
