@@ -122,7 +122,7 @@ def test_a_library_is_refused_by_name() -> None:
     patched.layers[1][1].forward = lambda x: x  # type: ignore[index, union-attr]
     with pytest.raises(RuntimeFault, match=r"`layers\.1\.1` has a forward of its own"):
         _built(patched)
-    with pytest.raises(Exception, match=r"norm narrow gives rows as bfloat16 \[2, 6\] on cpu, expected float32") as raised:
+    with pytest.raises(Exception, match=r"narrow gives rows as bfloat16 \[2, 6\] on cpu, expected float32") as raised:
         _built(Layers(), "narrow").step(torch.randn(8, WIDTH), torch.randn(8, WIDTH))
     assert isinstance(raised.value.__cause__, ProviderFault)
 
