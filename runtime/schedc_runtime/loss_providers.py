@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.head_loss.chunks import LogitLoss
-from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_kernels
+from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_package
 
 
 class LossCase(NamedTuple):
@@ -58,7 +58,7 @@ def loss_for(name: str, case: LossCase) -> LogitLoss:
 
 
 def _not_liger(case: LossCase) -> str:
-    if lack := lacks_kernels("liger-kernel", "liger_kernel", case.device):
+    if lack := lacks_package("liger-kernel", "liger_kernel", case.device):
         return lack
     if case.dtype is not torch.float32:
         return f"logits of {str(case.dtype).removeprefix('torch.')}: Liger computes in float32"

@@ -71,7 +71,7 @@ class ProviderFault(RuntimeFault):
     """A provider's package is at fault: it does not import, or gives what is no provider."""
 
 
-def lacks_kernels(package: str, module: str, device: torch.device) -> str:
+def lacks_package(package: str, module: str, device: torch.device) -> str:
     """Why a package of kernels for GPUs cannot run on a device; empty where it can. module: what it installs."""
     if find_spec(module) is None:
         return f"the package `{package}` is not installed"

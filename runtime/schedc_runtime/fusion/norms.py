@@ -18,7 +18,7 @@ from schedc.ir.plan import Fuse
 from schedc.model.fusions import rows_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.norm import OneLaunchRMSNorm, normalised, smallest_step
-from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_kernels
+from schedc_runtime.providers import TORCH, Bits, ProviderTable, check_result, lacks_package
 from schedc_runtime.recompute.layers import ReplacedForward
 from schedc_runtime.recompute.levels import put_forward, take_forward
 from schedc_runtime.stage.stage import Stage
@@ -125,7 +125,7 @@ def _norms(module: nn.Module) -> Iterator[tuple[str, nn.RMSNorm]]:
 
 
 def _not_liger(case: NormCase) -> str:
-    if lack := lacks_kernels("liger-kernel", "liger_kernel", case.device):
+    if lack := lacks_package("liger-kernel", "liger_kernel", case.device):
         return lack
     return "" if case.weight else "Liger's norm needs a weight"
 
