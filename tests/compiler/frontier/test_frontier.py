@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from click.testing import CliRunner, Result
 
-from schedc.cli import main
+from support.commands import facts_of, schedc
 from support.needs import needed
 
 COSTS = ("--cost", "I=1.2", "--cost", "W=0.8", "--cost", "p2p=0.025")
-
-
-def schedc(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-def facts_of(*arguments: str) -> dict[str, Any]:
-    result = schedc(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    facts: dict[str, Any] = json.loads(result.stdout)
-    return facts
 
 
 @pytest.mark.parametrize("costs", [(), COSTS])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import util
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from schedc.cli import main
+from support.commands import facts_of, schedc
 
 MISSING = "the solver's search needs OR-tools: pip install 'schedc[tune]'"
 
@@ -21,17 +18,6 @@ def without_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "ortools" else spec(name, *rest))
     monkeypatch.setitem(sys.modules, "ortools", None)
-
-
-def schedc(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-def facts_of(*arguments: str) -> dict[str, Any]:
-    result = schedc(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    facts: dict[str, Any] = json.loads(result.stdout)
-    return facts
 
 
 def test_a_seed_on_its_floor_is_proved() -> None:
