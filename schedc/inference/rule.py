@@ -21,9 +21,8 @@ from schedc.step.timeline import simulate
 
 LEAST_ORDERS = 3
 RANKS = 64
-_HELP = "more orders of one source help, above all of other P and other M / P; `schedc explain S513` says what is tried"
 """Claims are proved up to so many ranks."""
-
+_HELP = "more orders of one source help, above all of other P and other M / P; `schedc explain S513` says what is tried"
 
 OfBoth = tuple[float, float]
 """A figure of a given order, and of the text's."""
@@ -73,7 +72,8 @@ class InferredRule:
 def infer_rule(orders: Sequence[Schedule], name: str = "rule", ranks: int | None = None) -> InferredRule:
     """The text whose orders are the given ones, or as fast: it takes no longer at any given size.
 
-    Of texts that are as fast, one that holds no more than the given orders is preferred.
+    If no text gives the same orders, texts that are as fast are compared. Those that hold no more activations than the
+    given orders come first, then the fastest, then those with the lowest peaks.
 
     orders: legal, of different sizes. A third of them, the largest, is held out of every fit that is to be equal.
     ranks: the most ranks of the range over which claims are proved, `RANKS` by default.

@@ -22,8 +22,9 @@ from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 
 _FEATURES = ("1", "s", "m", "S")
-"""Of each kind: 1, the stage, the place of a microbatch in its unit, and the number of stages. Behind those of all
-kinds comes the number of the unit times the number of stages, the period."""
+"""Columns of the linear program, once for each kind: a constant, the stage, the place of the microbatch in its unit,
+and the number of stages. One last column serves all kinds, for the period: the number of the unit times the number of
+stages."""
 _PERIODS = tuple(Fraction(half, 2) for half in (6, 4, 5, 8, 3, 2))
 """Periods to try where orders do not say it: `fill` moves ops between units, or the first unit alone is fitted. A unit
 has three ops of every stage, which just fit into the first of these."""

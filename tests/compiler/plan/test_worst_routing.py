@@ -23,7 +23,7 @@ tokens 512 dtype bf16
 parameters dense 1 GB moe 1 GB
 activations dense 0 MB moe 0.9 MB"""
 LAYERS, IN_FLIGHT = 2, 2
-"""Of rank 0 at its peak: layers of its stage, and microbatches."""
+"""What rank 0 holds at its peak: the layers of its stage, for so many microbatches."""
 
 
 def checked(folder: Path, line: str, memory: str) -> dict[str, Any]:
