@@ -7,7 +7,6 @@ experts: nodes change places, so do ranks in a node, and experts in a rank. So a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -84,9 +83,9 @@ def expected(layer: int, rho: float) -> Int64:
     return drawn(layer, 1 << 30, rho, _SAMPLE)
 
 
-def rank_rows(choices: Int64, hot: Iterable[int] = ()) -> Floats:
-    """[ranks] rows that the experts of each rank compute, over the mean. hot: experts that all ranks have."""
-    counts = np.bincount(computing_ranks(choices, hot).ravel(), minlength=RANKS)
+def rank_rows(choices: Int64) -> Floats:
+    """[ranks] rows that the experts of each rank compute at home, over the mean."""
+    counts = np.bincount(choices.ravel() // LOCAL, minlength=RANKS)
     return np.asarray(counts / counts.mean())
 
 
@@ -95,12 +94,9 @@ def expert_rows(choices: Int64) -> Int64:
     return np.stack([np.bincount(of_rank.ravel(), minlength=EXPERTS) for of_rank in choices])
 
 
-def sent_rows(method: str, choices: Int64, targets: Int64, copied: bool = False) -> LaneRows:
-    """Rows of one dispatch per token of a rank, for the rank that sends or gets most.
-
-    targets: [ranks, tokens, TOP] the rank that computes each choice. copied: whether copies in the node compute some.
-    """
-    tokens = choices.shape[1]
+def sent_rows(method: str, choices: Int64) -> LaneRows:
+    """Rows of one dispatch per token of a rank, for the rank that sends or gets most. Rows are computed at home."""
+    tokens, targets = choices.shape[1], choices // LOCAL
     if method == "flat":
         between = np.stack([np.bincount(row.ravel(), minlength=RANKS) for row in targets])
         return flat_lanes([LaneRows(*_most(between, rank)) for rank in range(RANKS)], tokens)
@@ -108,27 +104,13 @@ def sent_rows(method: str, choices: Int64, targets: Int64, copied: bool = False)
     node_of = np.arange(RANKS) // PER_NODE
     to_node = np.stack([wanted[..., node_of == node].any(-1).sum(-1) for node in range(NODES)], -1)
     rail = max(max(to_node[rank, 1 - node], to_node[_across(rank), node]) for rank, node in enumerate(node_of))
-    rows = _beside_copies(choices, targets) if copied else wanted
     inside = np.zeros((RANKS, RANKS))
     for rank, node in enumerate(node_of):  # rows of both ranks of its rail pass through it
         for source in (rank, _across(rank)):
             for target in np.flatnonzero(node_of == node):
-                inside[rank, target] += rows[source, :, target].sum()
+                inside[rank, target] += wanted[source, :, target].sum()
     node_rows = max(_most(inside, rank)[1] for rank in range(RANKS))
     return LaneRows(float(rail) / tokens, float(node_rows) / tokens)
-
-
-def _beside_copies(choices: Int64, targets: Int64) -> Int64:
-    """[source, token, rank] rows of a token that travel to a rank inside its node, by two hops.
-
-    Where one rank computes all choices of a home they travel as one row, else each alone.
-    """
-    rows = np.zeros((*choices.shape[:2], RANKS), np.int64)
-    for home in range(RANKS):
-        mine = choices // LOCAL == home
-        at = np.stack([(mine & (targets == rank)).sum(-1) for rank in range(RANKS)], -1)
-        rows += np.where((at > 0).sum(-1, keepdims=True) > 1, at, at > 0)
-    return rows
 
 
 def flat_lanes(each: list[LaneRows], tokens: int) -> LaneRows:
@@ -140,12 +122,6 @@ def uniform_rows(method: str) -> LaneRows:
     """Expected rows per token of one dispatch under uniform routing."""
     traffic = rows(method, Routing(EXPERTS, TOP), Topology(NODES, PER_NODE))
     return LaneRows(traffic.rail, traffic.node)
-
-
-def computing_ranks(choices: Int64, hot: Iterable[int] = ()) -> Int64:
-    """[ranks, tokens, TOP] the rank that computes each choice: the token's own where the expert is hot."""
-    stays = np.isin(choices, list(hot))
-    return np.where(stays, np.arange(RANKS)[:, None, None], choices // LOCAL)
 
 
 def _across(rank: int) -> int:

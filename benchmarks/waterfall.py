@@ -34,23 +34,14 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import published_steps as published
-import torch
-from drawn_routing import (
-    EXPERTS,
-    LOCAL,
-    NODES,
-    PER_NODE,
-    RANKS,
-    TOP,
-    uniform_rows,
-)
-from foreseen_rows import foreseen
+from drawn_routing import EXPERTS, NODES, PER_NODE, RANKS, TOP, uniform_rows
+from foreseen_rows import at_home, foreseen
 from published_steps import EVEN_RHO, Skew
 from waterfall_rows import squares_of
 from waterfall_steps import INNER, PIPELINE, TOKENS, WIDTH
@@ -66,7 +57,6 @@ from schedc.plan.layout.parts import Layout, Model, ModelPart, PartKind
 from schedc.plan.price_cells import price_order
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
-from schedc_runtime.moe.hot_choice import HotPolicy, choose_for_step
 from schedc_runtime.testing import pool
 
 BLOCKS, MICROBATCHES, CHUNKS = 8, 8, 2
@@ -225,26 +215,17 @@ def waited(step: Step, delta: float) -> Times:
 
 def predicted(step: Step, times: Times, rho: float) -> float:
     """Seconds of a step whose ranks have rows of this skew (`foreseen_rows`). times: of attention in all ranks."""
-    rule = partial(hot_of, step=step, times=times) if step.copies == HOT else None
-    rows = foreseen(step.method, rho, BLOCKS, MICROBATCHES, TOKENS, rule, even=step.copies == EVEN)
-    exchange, fullest = times.exchange(step.method, rows.sent), float(rows.factors.max(axis=2).mean())
-    plan = plan_text(step, times)
+    plan, drawn = plan_text(step, times), (rho, BLOCKS, MICROBATCHES, TOKENS)
     if not step.overlap:
-        plain = "\n".join(cost_text(step, times, exchange, fullest).split("[cell]")[:1])
-        return priced(plan, plain).timeline.makespan
+        rows = at_home(step.method, *drawn)
+        parts = cost_text(step, times, times.exchange(step.method, rows.sent), rows.fullest).partition("[cell]")[0]
+        return priced(plan, parts).timeline.makespan
     result = priced(plan, cost_text(step, times))
     assert result.costs.cell is not None
     # Links carry the rows that leave ranks, over those of uniform routing.
     inside = times.cells(step.method, times.exchange(step.method, uniform_rows(step.method)))
-    table = replace(result.costs.cell, costs=inside.costs, rows=CellRows(recorded=rows.recorded))
+    table = replace(result.costs.cell, costs=inside.costs, rows=CellRows(recorded=foreseen(*drawn)))
     return price_order(result.dependencies, replace(result.costs, cell=table)).makespan
-
-
-def hot_of(rows: np.ndarray[Any, Any], step: Step, times: Times) -> tuple[int, ...]:
-    """The experts that are lent behind a step with these rows [ranks, experts], as the runtime chooses them."""
-    costs = times.cells(step.method, times.exchange(step.method, uniform_rows(step.method))).costs
-    policy = HotPolicy(costs=costs).resolved(LOCAL, INNER, 4, RANKS)
-    return choose_for_step(torch.from_numpy(rows), policy, MICROBATCHES)
 
 
 def device_fields(times: Times) -> dict[str, Any]:

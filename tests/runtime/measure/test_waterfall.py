@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
+
+from schedc.cell.graph import Lane
+from schedc.plan.counts.link_rows import link_rows, rows_between
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
@@ -40,32 +42,31 @@ def test_all_layers_have_the_stated_skew(drawn: ModuleType, rho: float) -> None:
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
 def test_uniform_routing_sends_the_rows_of_the_closed_form(drawn: ModuleType, method: str) -> None:
     choices = drawn.expected(0, 1.0)
-    sent = drawn.sent_rows(method, choices, drawn.computing_ranks(choices))
-    assert sent == pytest.approx(drawn.uniform_rows(method), rel=0.02)
+    assert drawn.sent_rows(method, choices) == pytest.approx(drawn.uniform_rows(method), rel=0.02)
 
 
-def test_lent_experts_take_rows_from_the_fullest_rank(waterfall: ModuleType, drawn: ModuleType) -> None:
-    times, step = waterfall.Times.of(1.0), waterfall.STEPS[3]
-    choices = drawn.expected(0, 1.6)
-    hot = waterfall.hot_of(drawn.expert_rows(choices), step, times)
-    assert hot
-    assert drawn.rank_rows(choices, hot).max() < drawn.rank_rows(choices).max()
-    assert drawn.rank_rows(choices, hot).mean() == pytest.approx(1.0)
-    sent = [drawn.sent_rows("flat", choices, drawn.computing_ranks(choices, each)).rail for each in (hot, ())]
-    assert sent[0] < sent[1]
-    assert waterfall.hot_of(drawn.expert_rows(drawn.expected(0, 1.0)), step, times) == ()
+def test_links_carry_the_tokens_that_were_drawn(waterfall: ModuleType) -> None:
+    """The compiler expects distinct tokens from numbers of rows; here each token is counted."""
+    drawn = 2.0, 2, 4, 2048
+    step = waterfall.STEPS[1]
+    plan = waterfall.priced(*(of(step, waterfall.Times.of(1.0)) for of in (waterfall.plan_text, waterfall.cost_text)))
+    record = waterfall.foreseen(*drawn).by_expert
+    links = link_rows(plan.schedule.plan, map(rows_between, record[-1]))
+    uniform, counted = waterfall.uniform_rows(step.method), waterfall.at_home(step.method, *drawn).sent
+    for lane, even, sent in zip((Lane.RAIL, Lane.NODE), uniform, counted, strict=True):
+        assert links[lane].max(axis=2).mean() * even == pytest.approx(sent, rel=0.02)
+        assert sent > 1.03 * even
 
 
-def test_copies_even_the_ranks_of_each_node(waterfall: ModuleType) -> None:
-    """Nodes keep the rows that the router gave them, and rows of other nodes are as many."""
-    plain, even = (waterfall.foreseen("hierarchical", 1.6, 2, 4, 256, even=each) for each in (False, True))
-    inside, before = (rows.factors.reshape(2, 4, 2, 2) for rows in (even, plain))
-    np.testing.assert_allclose(inside.sum(3), before.sum(3))
-    uneven = [np.ptp(each, axis=3).mean() for each in (inside, before)]
-    assert uneven[0] < 0.05 < 0.3 < uneven[1]
-    assert even.sent.rail == plain.sent.rail
-    assert 0.5 < even.sent.node / plain.sent.node < 1.1
-    assert even.recorded.digest == plain.recorded.digest
+def test_copies_shorten_a_predicted_step_where_ranks_are_uneven(
+    waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waterfall, "MICROBATCHES", 4)
+    times = waterfall.Times.of(1.0)
+    steps = {step.what: step for step in waterfall.STEPS}
+    plain, hot, even = (waterfall.predicted(steps[what], times, 1.6) for what in ("overlap", "hot", "balance"))
+    assert max(hot, even) < 0.97 * plain
+    assert waterfall.predicted(steps["hot"], times, 1.0) == waterfall.predicted(steps["overlap"], times, 1.0)
 
 
 @pytest.mark.slow
