@@ -90,8 +90,7 @@ class EvenLender(StepLender):
         self.quotas = StepQuotas.of(held, local, where, self.peers.size)
         most = [sum(map(len, takers)) for takers in pairs] if self.policy.in_place else map(len, held)
         wide = local + max(most)
-        own = torch.arange(ranks).unsqueeze(1) * wide + torch.arange(local)  # [home, expert]
-        numbers = own.flatten().tolist() * ranks
+        numbers = [home * wide + expert for home in range(ranks) for expert in range(local)] * ranks
         for home, takers in enumerate(pairs):
             behind = 0
             for rank, experts in enumerate(takers):

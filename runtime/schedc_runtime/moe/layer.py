@@ -60,7 +60,8 @@ class Statistics:
     microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
     reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
     these rows would have taken. overflowed: steps that were run again because a rank of the group had more rows here
-    than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed with copies of a step.
+    than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed with copies of a step;
+    0 beside copies by microbatch.
     """
 
     choices: int
