@@ -39,15 +39,9 @@ from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
 from schedc.ir.arrays import Int64
 from schedc_runtime.testing import pool
+from support.copied_plans import CELLS
 
 STEPS, TOKENS = 2, 512
-CELLS = """schema = "schedc.costs/1"
-[cell]
-attention = {F = 20, I = 20, W = 20}
-experts = {F = 20, I = 20, W = 20}
-dispatch = {rail = 6}
-combine = {rail = 6}
-"""
 
 
 class OnFirstRank(Prescribed):
@@ -94,7 +88,7 @@ def checked(way: str, rows: Int64) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         plan, costs, record = (Path(folder) / name for name in ("a.sched", "costs.toml", "routing.npz"))
         plan.write_text(f"sched 1\n\nplan a = 1f1b(P = 1, M = {MICROBATCHES}) {{\n{body}\n}}\n")
-        costs.write_text(CELLS)
+        costs.write_text(CELLS.replace("node", "rail"))
         write_recording(record, rows)
         asked = ["check", str(plan), "--cost-file", str(costs), "--record", str(record), "--json"]
         facts: dict[str, Any] = json.loads(CliRunner().invoke(main, asked).output)["plan"]["balance"]

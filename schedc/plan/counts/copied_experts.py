@@ -7,7 +7,7 @@ alone say who computes how many, and no number of copies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.graph import Lane
+from schedc.cell.graph import LINKS, Lane
 from schedc.cell.rows import CellRows
 from schedc.ir.arrays import Floats, Int32, Int64, bincount
 from schedc.ir.plan import Balance, ExpertSizes, Hot, Plan, bytes_per_number
@@ -63,12 +63,16 @@ class RowsWithCopies:
 def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
     """The rows under a plan with `balance`, or `hot` by step; as they are under other plans.
 
+    With a capacity all ranks have equally many rows, padding included. Exchanges of bounded sizes send whole blocks.
     costs: times of cells, by which hot experts are chosen.
     """
+    if plan.capacity is not None:
+        return RowsWithCopies(np.ones_like(rows.factors))
     experts, rule = plan.experts, None
     if plan.hot is not None and not plan.hot.by_microbatch and experts and rows.ranks and plan.has_expert_sizes:
         rule = _hot_rule(plan, plan.hot, experts, costs, rows.ranks)
-    return _rows_with_copies(plan, rule, rows)
+    copied = _rows_with_copies(plan, rule, rows)
+    return copied if plan.bound is None else replace(copied, links=dict.fromkeys(LINKS, np.ones_like(copied.factors)))
 
 
 @lru_cache(maxsize=8)
@@ -78,7 +82,7 @@ def _rows_with_copies(plan: Plan, rule: HotRule | None, rows: CellRows) -> RowsW
     if record is not None and not (plan.hot is not None and plan.hot.by_microbatch):
         if balance is not None and not (balance.automatic or balance.in_place):
             return _for_step(plan, balance, record) if balance.by == "step" else _by_microbatch(plan, balance, record)
-        if rule is not None and plan.capacity is None:
+        if rule is not None:
             return _beside_hot(plan, rule, record)
         return RowsWithCopies(rows.factors, links=link_rows(plan, map(rows_between, record[-1])))
     if balance is None or balance.automatic or balance.in_place or balance.by == "step":

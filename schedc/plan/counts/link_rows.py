@@ -15,7 +15,7 @@ from schedc.step.costs.forest import NUMPY, Forest, rows_on_ranks
 
 
 class LinkedRanks(NamedTuple):
-    """LinkedRanks of an expert group, in the order of nodes, and the experts of a token."""
+    """The ranks of an expert group, in the order of nodes, and the experts of a token."""
 
     nodes: int
     per_node: int

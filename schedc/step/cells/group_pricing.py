@@ -78,11 +78,11 @@ class RankRows:
 
     def of(self, stage: Int64, microbatch: Int32) -> Floats:
         """[layers of the stage or 1, cells, ranks] factors of cells with equal graphs. stage, microbatch: [cells]."""
-        if self.factors.shape[:2] == (1, 1):
-            return self.factors
         return self._in_cells(self.factors, stage, microbatch)
 
     def _in_cells(self, table: Floats, stage: Int64, microbatch: Int32) -> Floats:
+        if table.shape[:2] == (1, 1):
+            return table
         first, count = self.layers
         layers = max(int(count[stage[0]]), 1)
         known = np.minimum(first[stage] + np.arange(layers)[:, None], len(table) - 1)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from compiler.plan.test_copied_experts import CELLS, LAYERS, LINES, MICROBATCHES, analysed, routed
 from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
 from schedc.compiler import Analysis
@@ -22,6 +21,7 @@ from schedc.draw.terminal import draw_terminal
 from schedc.plan.travelling import travelling_copies
 from schedc.step.copy_runs import CopyRuns, copy_name
 from support.chromium import Browser
+from support.copied_plans import CELLS, LAYERS, LINES, MICROBATCHES, analysed, routed
 from support.html_page import PageReader, PageView, tables_of
 
 SVG = "{http://www.w3.org/2000/svg}"

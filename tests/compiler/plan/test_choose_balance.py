@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from compiler.plan.test_copied_experts import CELLS, LAYERS, MICROBATCHES, RANKS, analysed, routed
 from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Int64
@@ -19,6 +18,7 @@ from schedc.ir.verify_plan import verify_plan
 from schedc.plan.balance_candidates import balance_text
 from schedc.plan.passes import lower
 from schedc.step.costs.hot_choice import rows_beside_hot
+from support.copied_plans import CELLS, LAYERS, MICROBATCHES, RANKS, analysed, routed
 
 SLOW = CELLS.replace("node = 6", "node = 18")
 """Slower links: copies by microbatch take longer."""

@@ -12,61 +12,21 @@ from click.testing import CliRunner
 
 from compiler.plan.test_link_rows import row_by_row
 from schedc.cell.issue_order import scope
-from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
-from schedc.compiler import Analysis, analyse
 from schedc.ir.arrays import Int64
 from schedc.ir.plan import Balance, ExpertSizes, Plan
 from schedc.plan.counts.copied_experts import copies_facts
 from schedc.plan.counts.copy_times import copy_time
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.price_cells import standard_table
-from schedc.source import Source
-from schedc.step.costs.costs import parse_costs
 from schedc.step.costs.forest import NUMPY, forest_of, rows_on_ranks
 from schedc.step.costs.step_copies import Held, QuotaTables, divided, plan_step, quotas_of
+from support.copied_plans import CELLS, EXPERTS, LAYERS, LINES, MICROBATCHES, RANKS, analysed, routed
 
-LINES = """  layers 4
-  experts 8 top 2 width 16 hidden 32
-  topology nodes 1 x 4 node 400 GB/s
-  tokens 64 dtype bf16
-  alltoall flat
-"""
-CELLS = """schema = "schedc.costs/1"
-[cell]
-attention = {F = 20, I = 20, W = 20}
-experts = {F = 20, I = 20, W = 20}
-dispatch = {node = 6}
-combine = {node = 6}
-"""
-LAYERS, MICROBATCHES, RANKS, EXPERTS = 4, 5, 4, 8
 PER_ROW = 6 / (64 * 2 * 3 / 4)
 """Time of a row on the link: a dispatch of 6 sends three quarters of 128 rows."""
 COPY = 3 * 16 * PER_ROW
 """Three matrices of 16 columns are 48 rows. Their gradients in float32 are twice as many."""
-
-
-def routed(seed: int = 0, skew: float = 1.0) -> Int64:
-    """[1, layers, microbatches, ranks, experts] rows of tokens with two choices each."""
-    generator = np.random.default_rng(seed)
-    share = np.arange(1, EXPERTS + 1) ** -skew
-    drawn = [
-        generator.multinomial(128, generator.permutation(share / share.sum()), (MICROBATCHES, RANKS))
-        for _ in range(LAYERS)
-    ]
-    return np.array(drawn)[None]
-
-
-def analysed(
-    folder: Path, rows: Int64 | None, line: str = "", schedule: str = "zbh1", cells: str = CELLS, lines: str = LINES
-) -> Analysis:
-    (folder / "a.sched").write_text(
-        f"sched 1\n\nplan a = {schedule}(P = 2, M = {MICROBATCHES}) {{\n{lines}{line}\n}}\n"
-    )
-    if rows is not None:
-        write_recording(folder / "r.npz", rows)
-        cells += '[cell.rows]\nrecorded = "r.npz"\n'
-    return analyse(folder / "a.sched", {}, parse_costs(Source(str(folder / "costs.toml"), cells)))
 
 
 def computed(rows: Int64, within: str = "1.01") -> tuple[Int64, Int64, Int64]:
@@ -405,3 +365,21 @@ def test_hot_experts_without_sizes_are_said_to_lack_them(tmp_path: Path) -> None
     assert step.costs.cell.rows is not None
     facts = copies_facts(step.plan, step.costs.cell.costs, step.costs.cell.rows)
     assert "needs the sizes of `experts`" in facts["unpriced"]
+
+
+@pytest.mark.parametrize("table", [None, "imbalance = 1.4", "per_rank = [1.6, 0.4, 1.0, 1.0]"])
+def test_fixed_sizes_take_as_long_for_any_rows(tmp_path: Path, table: str | None) -> None:
+    """With a capacity ranks compute padding, too. Bounded exchanges send whole blocks, and ranks compute their rows."""
+    rows = routed() if table is None else None
+    uneven = CELLS if table is None else f"{CELLS}[cell.rows]\n{table}\n"
+    even = np.full((1, LAYERS, MICROBATCHES, RANKS, EXPERTS), 16)
+    carried, makespans = {}, {}
+    for line in ("", "  sizes bounded 2", "  capacity 1.25 drop probs"):
+        found = analysed(tmp_path, rows, line, cells=uneven).inside, analysed(tmp_path, even, line).inside
+        groups = [inside.group for inside in found if inside is not None and inside.group is not None]
+        carried[line], plain = (group.carried.sum(axis=(0, 1)).max() for group in groups)
+        makespans[line] = groups[0].timeline.makespan / groups[1].timeline.makespan
+        assert carried[line] == pytest.approx(plain) or not line
+    exact, bounded, padded = makespans.values()
+    assert exact > bounded > padded == pytest.approx(1)
+    assert carried[""] > 1.1 * carried["  sizes bounded 2"]
