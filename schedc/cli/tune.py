@@ -50,7 +50,9 @@ _SECONDS = 30.0
     show_default=True,
     help="keep: overlapped pairs stay as they are. dissolve: they become two ops.",
 )
-@click.option("--time", "seconds", type=click.FloatRange(min=0.1), help="Seconds to search; default 30.")
+@click.option(
+    "--time", "seconds", type=click.FloatRange(min=0.1), help="Seconds to search; default 30, with --rule 300."
+)
 @click.option(
     "--effort",
     "work",
@@ -102,7 +104,7 @@ def tune_command(
     from schedc.search.tune import tune as search
 
     if further:
-        tell_rule(schedule, sizes, further, output, as_json)
+        tell_rule(schedule, sizes, further, seconds, output, as_json)
         return
     freedom = Freedom(keep_pairs=pairs == "keep", split=split)
     effort = _effort(seconds, work, workers, random_seed)

@@ -74,8 +74,13 @@ _TERMS: dict[str, Callable[[RankOrder], int]] = {
 """By text: what counts are sums of."""
 
 
-def phases_text(orders: Sequence[Schedule], family: PlacementForm) -> str | None:
-    """The rank block that gives every order of a rank; None if none is found. Chunks are named by their numbers."""
+def phases_text(
+    orders: Sequence[Schedule], family: PlacementForm, in_time: Callable[[], None] = lambda: None
+) -> str | None:
+    """The rank block that gives every order of a rank; None if none is found. Chunks are named by their numbers.
+
+    in_time: called before each skeleton and each fit of a count; it raises when there is no time left.
+    """
     samples = [sample for order in orders for sample in _samples(order, family)]
     for split in _SPLITS:
         blocks, left = [], samples
@@ -83,7 +88,7 @@ def phases_text(orders: Sequence[Schedule], family: PlacementForm) -> str | None
             own = [sample for sample in left if case.holds(sample)]
             left = [sample for sample in left if not case.holds(sample)]
             if own:
-                blocks.append((case.condition, _phases(own)))
+                blocks.append((case.condition, _phases(own, in_time)))
         if all(block is not None for _, block in blocks):
             return _in_cases([(condition, block) for condition, block in blocks if block is not None])
     return None
@@ -168,11 +173,12 @@ def _merged(one: Skeleton, other: Skeleton) -> Skeleton:
 # Counts.
 
 
-def _phases(samples: Sequence[RankOrder]) -> str | None:
+def _phases(samples: Sequence[RankOrder], in_time: Callable[[], None]) -> str | None:
     """The phases of some ranks, as text."""
     for skeleton in islice(dict.fromkeys(_skeletons(samples)), _SKELETONS):
+        in_time()
         parses = [_parses(sample.cells, skeleton) for sample in samples]
-        if all(parses) and (fits := _fits(samples, parses, len(skeleton))) is not None:
+        if all(parses) and (fits := _fits(samples, parses, len(skeleton), in_time)) is not None:
             lines = [_phase(body, fit) for body, fit in zip(skeleton, fits, strict=True) if fit]
             return "\n".join(lines)
     return None
@@ -209,7 +215,10 @@ def _parses(cells: Word, skeleton: Skeleton) -> list[tuple[int, ...]]:
 
 
 def _fits(
-    samples: Sequence[RankOrder], parses: Sequence[Sequence[tuple[int, ...]]], phases: int
+    samples: Sequence[RankOrder],
+    parses: Sequence[Sequence[tuple[int, ...]]],
+    phases: int,
+    in_time: Callable[[], None],
 ) -> list[list[Term]] | None:
     """[phases] the count of each phase, which some parse of every order has. None if a count has no formula."""
     left, fits = [list(each) for each in parses], dict[int, list[Term]]()
@@ -217,6 +226,7 @@ def _fits(
         known = [i for i, each in enumerate(left) if len(each) == 1]
         news = 0
         for phase in (phase for phase in range(phases) if phase not in fits):
+            in_time()
             sure = [i for i, each in enumerate(left) if len(each) <= _PARSES and len({p[phase] for p in each}) == 1]
             fit = _fit([samples[i] for i in sure], [left[i][0][phase] for i in sure])
             if fit is None:

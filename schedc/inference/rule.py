@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
+from time import perf_counter
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.inference.claims import Proof, Unproved, prove_claims
@@ -69,7 +70,9 @@ class InferredRule:
         return all(each.equal for each in self.compared) and any(each.held_out for each in self.compared)
 
 
-def infer_rule(orders: Sequence[Schedule], name: str = "rule", ranks: int | None = None) -> InferredRule:
+def infer_rule(
+    orders: Sequence[Schedule], name: str = "rule", ranks: int | None = None, seconds: float = inf
+) -> InferredRule:
     """The text whose orders are the given ones, or as fast: it takes no longer at any given size.
 
     If no text gives the same orders, texts that are as fast are compared. Those that hold no more activations than the
@@ -78,9 +81,12 @@ def infer_rule(orders: Sequence[Schedule], name: str = "rule", ranks: int | None
     orders: legal, of different sizes. A third of them, the largest, is held out of every fit that is to be equal.
     ranks: the most ranks of the range over which claims are proved, `RANKS` by default.
 
-    Raises `DiagnosticError` (S513) where there is no such text, or a claim of it fails in the range.
+    seconds: time to try texts in; the proofs come after it.
+
+    Raises `DiagnosticError` (S513) where there is no such text, none was found in time, or a claim of it fails in the
+    range.
     """
-    orders, ranks = sorted(orders, key=len), ranks or RANKS
+    orders, ranks, in_time = sorted(orders, key=len), ranks or RANKS, _limit(seconds)
     family = common_placement(orders)
     if family is None:
         raise _no_rule("the orders have no placement in common that is linear, v, loop(v) or waves(w) in one pipe")
@@ -92,17 +98,29 @@ def infer_rule(orders: Sequence[Schedule], name: str = "rule", ranks: int | None
     held = ceil(len(orders) / 3)
     frame = frame_of(orders, family, name, _doc(orders, family), exact=True)
     for strict in (True, False):
-        for form, block in _blocks(orders[:-held], family, strict=strict):
+        for form, block in _blocks(orders[:-held], family, in_time, strict=strict):
             compared = _compared(frame, block, orders, held)
             if compared and all(each.equal for each in compared):
                 return _proved(frame, form, block, compared, ranks)
     frame = frame_of(orders, family, name, _doc(orders, family), exact=False)
-    tried = ((form, block, _compared(frame, block, orders, 0)) for form, block in _blocks(orders, family, strict=False))
+    blocks = _blocks(orders, family, in_time, strict=False)
+    tried = ((form, block, _compared(frame, block, orders, 0)) for form, block in blocks)
     fast = [row for row in tried if row[2] and all(each.as_fast for each in row[2])]
     if not fast:
         raise _no_rule("no text gives the held-out orders, and none is as fast as every order")
     form, block, compared = min(fast, key=lambda row: _cost(row[2]))
     return _proved(frame, form, block, compared, ranks)
+
+
+def _limit(seconds: float) -> Callable[[], None]:
+    """What raises S513 once so many seconds are over."""
+    end = perf_counter() + seconds
+
+    def in_time() -> None:
+        if perf_counter() > end:
+            raise _no_rule(f"no text was found in {seconds:g} s, the limit of `--time`, and not all were tried")
+
+    return in_time
 
 
 def _cost(compared: Sequence[Compared]) -> tuple[bool, float, int]:
@@ -117,7 +135,9 @@ def _doc(orders: Sequence[Schedule], family: PlacementForm) -> str:
     return f"Inferred from orders at {where}{more}."
 
 
-def _blocks(orders: Sequence[Schedule], family: PlacementForm, *, strict: bool) -> Iterator[tuple[str, str]]:
+def _blocks(
+    orders: Sequence[Schedule], family: PlacementForm, in_time: Callable[[], None], *, strict: bool
+) -> Iterator[tuple[str, str]]:
     """Form and rank block of every rule to try."""
     peaks = [int(measure_memory(order).peak_activations.max()) for order in orders]
     units = [order.stages // family.per_rank for order in orders]
@@ -127,8 +147,9 @@ def _blocks(orders: Sequence[Schedule], family: PlacementForm, *, strict: bool) 
     limits += [limit for limit in (sum_text([(family.per_rank, family.unit)]),) if limit not in limits]
     for rule in slot_rules(orders, strict=strict):
         for within in limits if rule.fills else ("",):
+            in_time()
             yield "slots", slots_text(rule, family, within)
-    if strict and family.parameter is None and (block := phases_text(orders, family)) is not None:
+    if strict and family.parameter is None and (block := phases_text(orders, family, in_time)) is not None:
         yield "phases", block
 
 

@@ -137,6 +137,27 @@ def test_what_is_refused() -> None:
     assert "no text gives the held-out orders" in message(mixed)
 
 
+def test_a_limit_of_time_is_told() -> None:
+    orders = library("dualpipev", [{"P": P, "M": k * P} for P in (2, 3, 4) for k in (2, 3)])
+    with pytest.raises(DiagnosticError) as caught:
+        infer_rule(orders, seconds=0.5)
+    assert "no text was found in 0.5 s" in caught.value.diagnostics[0].message
+
+
+def test_the_command_passes_its_limit_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, order in enumerate(library("1f1b", UNITS[:3])):
+        (tmp_path / f"{number}.order").write_text(print_schedule(order))
+    first, *rest = (str(tmp_path / f"{number}.order") for number in range(3))
+    rules = [part for file in rest for part in ("--rule", file)]
+    monkeypatch.setattr(rule, "perf_counter", iter(range(0, 10_000, 50)).__next__)
+    result = CliRunner().invoke(main, ["tune", first, *rules, "--time", "20", "--json"])
+    assert "no text was found in 20 s" in json.loads(result.stdout)["diagnostics"][0]["message"]
+    for option, value in (("--memory", "none"), ("--cost", "F=2"), ("--effort", "1")):
+        refused = CliRunner().invoke(main, ["tune", first, *rules, option, value])
+        assert refused.exit_code == 2
+        assert f"{option} has no effect beside it" in refused.stderr
+
+
 def test_a_claim_that_fails_in_the_range_refuses_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_SMALL", (range(2, 3), range(1, 2), range(2, 4)))  # peak 2, whatever P is
     assert "does not hold, for P = 1, M = 2" in message(library("1f1b", UNITS))
