@@ -40,11 +40,11 @@ class ContextRows(NamedTuple):
 def dealt_places(documents: Tensor, ranks: int, together: int = 1) -> list[list[Places]]:
     """[ranks][rows] the places of each rank's tokens in each row, ascending inside of a document.
 
-    documents: [rows, tokens] int32 number of each token's document. together: rows of a microbatch; ranks have as much
-    work in each.
+    documents: [rows, tokens] int32 number of each token's document, in the host's memory. together: rows of a
+    microbatch; ranks have as much work in each.
     """
     dealt: list[list[Places]] = [[] for _ in range(ranks)]
-    for number, row in enumerate(documents.cpu().numpy()):
+    for number, row in enumerate(documents.numpy()):
         if number % together == 0:
             loads = np.zeros(ranks)
         own: list[list[Places]] = [[] for _ in range(ranks)]
@@ -72,8 +72,8 @@ def _pieces(first: int, length: int, ranks: int) -> list[Places]:
 
 
 def context_work(documents: Tensor, dealt: list[list[Places]]) -> npt.NDArray[np.float64]:
-    """[ranks, rows] pairs of tokens whose attention each rank computes. documents: [rows, tokens]."""
-    seen = (document_positions(documents) + 1).double().cpu().numpy()
+    """[ranks, rows] pairs of tokens whose attention each rank computes. documents: as of `dealt_places`."""
+    seen = (document_positions(documents) + 1).double().numpy()
     return np.array([[row[places].sum() for row, places in zip(seen, of_rank, strict=True)] for of_rank in dealt])
 
 
@@ -85,15 +85,20 @@ def context_rows(
     tokens, documents, targets: [rows, tokens]; targets as of `next_tokens`, since a token's next one may lie elsewhere.
     together: rows of a microbatch. multiple: of own tokens, which tensor ranks share.
 
+    A loader's work, in the host's memory: what lies on a device is copied, and each call waits for it. The result lies
+    where ``tokens`` do.
+
     All ranks and rows are filled up to the longest, by tokens whose target is `IGNORED`. Raises `RuntimeFault` for no
     such rank.
     """
     if not 0 <= rank < ranks:
         raise RuntimeFault(f"context rank {rank} of {ranks}", "give a rank from 0 on, below the number of ranks")
+    device = tokens.device
+    tokens, documents, targets = tokens.cpu(), documents.cpu(), targets.cpu()
     dealt = dealt_places(documents, ranks, together)
     longest = max(len(places) for of_rank in dealt for places in of_rank)
     own = -(-longest // multiple) * multiple
-    filled = torch.stack([torch.stack(list(_filled(of_rank, own))) for of_rank in dealt]).to(tokens.device)
+    filled = torch.stack([torch.stack(list(_filled(of_rank, own))) for of_rank in dealt])
     inside, place = filled >= 0, filled.clamp(min=0)  # [ranks, rows, own]
     position = document_positions(documents)
     positions = torch.where(inside, torch.stack([position.gather(1, each) for each in place]), 0)
@@ -102,11 +107,11 @@ def context_rows(
     mine = place[rank]
     return ContextRows(
         {
-            "input_ids": torch.where(inside[rank], tokens.gather(1, mine), 0),
-            "position_ids": positions[rank],
-            CONTEXT: whole,
+            "input_ids": torch.where(inside[rank], tokens.gather(1, mine), 0).to(device),
+            "position_ids": positions[rank].to(device),
+            CONTEXT: whole.to(device),
         },
-        torch.where(inside[rank], targets.gather(1, mine), IGNORED),
+        torch.where(inside[rank], targets.gather(1, mine), IGNORED).to(device),
     )
 
 
