@@ -52,7 +52,7 @@ def test_models_of_transformers_train_by_their_own_plans() -> None:
 @needs("transformers")
 @pytest.mark.parametrize(
     ("family", "mesh", "biases"),
-    [("Mixtral", "ep 2 over tp 2", 0), ("DeepseekV3", "ep 4 over tp 2, dp 2", 6), ("Qwen3Moe", "ep 2 in tp 4", 0)],
+    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 6)],
 )
 def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
     """Latent attention, an auxiliary loss, and groups larger and smaller than those of tensor ranks."""
