@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import schedc
-from schedc_runtime import ChunkedLoss, Mesh, Pipeline
+from schedc_runtime import Checkpoints, ChunkedLoss, Cut, Mesh, Pipeline
 from schedc_runtime.data.context import ContextRows, context_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.saved.form import step_folder
 from support.document_cases import alone, packed
 from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
+from support.tensor_run_cases import wait_for
 
 
 def own_rows(mesh: Mesh, replica: int, microbatches: int) -> ContextRows:
@@ -88,13 +95,59 @@ def refusals(rank: int, world: int) -> dict[str, str]:
             pipe.close()
         return ""
 
+    def sharded() -> str:
+        pipe, _ = _pipe(family("llama"), "1f1b", mesh)
+        try:
+            pipe.parallelize(lambda stage, replicas: fully_shard(stage, mesh=replicas["dp"]))
+        except RuntimeFault as fault:
+            return str(fault)
+        finally:
+            pipe.close()
+        return ""
+
     return {
+        "sharded": sharded(),
+        "graphs": told(cut=Cut(graphs=True)),
+        "rng": told(rng="torch"),
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),
         "flash": told(make=lambda name: _with(family(name), "flash_attention_2")),
         "differ": told(step="twice"),
         "places": told(example={name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}),
     }
+
+
+def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
+    """Digests of a model, and the next loss, in a run that keeps states and in a run on another mesh.
+
+    The last entry names the files of a trace.
+    """
+    told = []
+    for number, mesh in enumerate((Mesh(2, data=2, context=2), Mesh(1, data=2, tensor=2, context=2))):
+        pipe, rows = _pipe(family("llama"), "1f1b", mesh)
+        optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+        root = Path(folder) / str(number)
+        if rank == 0 and number:
+            shutil.copytree(step_folder(Path(folder) / "0", 1), step_folder(root, 1))
+        saved = Checkpoints(root, pipe, optimizer, durable=1, keep=9)
+        assert saved.resume() == (1 if number else 0)
+        if number == 0:
+            saved.train(rows.inputs, rows.targets)
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = {name: value.contiguous().numpy() for name, value in pipe.full_state_dict().items()}
+        digests = {name: sha256(value.tobytes()).hexdigest()[:12] for name, value in whole.items()}
+        loss = saved.train(rows.inputs, rows.targets).item()
+        optimizer.step()
+        wait_for(root)
+        saved.close()
+        told.append(digests | {"loss": f"{loss:.5f}"})
+        if number == 0:
+            optimizer.zero_grad()
+            pipe.step(rows.inputs, rows.targets, trace=True)
+            traced = [path.name for path in save_trace(pipe, Path(folder) / "traces")]
+        pipe.close()
+    return [*told, {"traces": ",".join(traced)}]
 
 
 def _with(model: Any, attention: str) -> nn.Module:

@@ -51,14 +51,14 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
         digests = {name: sha256(value.tobytes()).hexdigest()[:12] for name, value in whole.items()}
         loss = saved.train({"input_ids": rows}, expected).item()
         optimizer.step()
-        _wait_for(root)
+        wait_for(root)
         saved.close()
         told.append(digests | {"loss": f"{loss:.10f}"})
         pipe.close()
     return told
 
 
-def _wait_for(root: Path) -> None:
+def wait_for(root: Path) -> None:
     """Wait until the state behind the first update is on disk."""
     deadline = time.monotonic() + 60.0
     while not (step_folder(root, 1) / COMMIT).is_file():

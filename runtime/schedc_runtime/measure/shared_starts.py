@@ -63,7 +63,7 @@ class SharedStarts:
     @classmethod
     def of_processes(cls, mesh: Mesh, process: int) -> SharedStarts:
         """The tables of all processes of the default group, which are on this machine. A collective."""
-        mesh.refuse_beside_tensor({"an emulated device": True})
+        mesh.refuse_beside_splits({"an emulated device": True})
         exchanges, messages = _shapes(mesh)
         return cls(mesh, process, _mapped(exchanges, process), _mapped(messages, process))
 

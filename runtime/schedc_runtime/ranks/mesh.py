@@ -78,9 +78,7 @@ class Mesh:
         if isinstance(self.high_priority, str) or (wrong := unknown(self.high_priority)):
             wrong = [self.high_priority] if isinstance(self.high_priority, str) else wrong
             raise RuntimeFault(f"high_priority of `{wrong[0]}`", f"give a tuple of lanes: {', '.join(LANES)}")
-        self.refuse_beside_tensor(
-            {"shard_dense": self.shard_dense}, "leave one of the two out; replicas (data) work with tensor ranks"
-        )
+        self.refuse_beside_splits({"shard_dense": self.shard_dense})
 
     @classmethod
     def of_environment(cls, pipeline: int, experts: int = 1, tensor: int = 1) -> Mesh:
@@ -121,11 +119,17 @@ class Mesh:
         size = dict(zip(names, ranks.shape, strict=True))
         return cls(size.get("pp", 1), data=size.get("dp", 1), tensor=size.get("tp", 1))
 
-    def refuse_beside_tensor(self, asked: Mapping[str, bool], remedy: str = "leave one of the two out") -> None:
-        """Raise `RuntimeFault` for the first thing that is asked for, by name, where tensor ranks split products."""
-        if self.tensor > 1 and (taken := next((name for name, chosen in asked.items() if chosen), "")):
+    @property
+    def splits(self) -> str:
+        """What splits products or sequences, in words: tensor or context ranks; "" for neither."""
+        sizes = {"tensor": self.tensor, "context": self.context}
+        return next((f"{size} {kind} ranks" for kind, size in sizes.items() if size > 1), "")
+
+    def refuse_beside_splits(self, asked: Mapping[str, bool]) -> None:
+        """Raise `RuntimeFault` for the first thing that is asked for, by name, beside tensor or context ranks."""
+        if self.splits and (taken := next((name for name, chosen in asked.items() if chosen), "")):
             raise RuntimeFault(
-                f"{self.tensor} tensor ranks and {taken}, which a pipeline does not carry out together", remedy
+                f"{self.splits} and {taken}, which a pipeline does not carry out together", "leave one of the two out"
             )
 
     @property
@@ -348,10 +352,9 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
     """The groups of every coordinate, all in this process. Raises `RuntimeFault` for tensor and context ranks."""
-    if max(mesh.tensor, mesh.context) > 1:
-        kind = f"{mesh.tensor} tensor" if mesh.tensor > 1 else f"{mesh.context} context"
+    if mesh.splits:
         raise RuntimeFault(
-            f"in_process=True and {kind} ranks: one model cannot hold the parts of several",
+            f"in_process=True and {mesh.splits}: one model cannot hold the parts of several",
             "start a process for each rank",
         )
     groups: dict[Coordinate, PeerGroups] = {}

@@ -52,10 +52,11 @@ def open_attentions(model: nn.Module, cores: Sequence[Core], group: ExpertGroup)
     """
     attentions = [core.path for core in cores if _is_attention(model.get_submodule(core.path))]
     config: Any = getattr(model, "config", None)
-    if not attentions or len(attentions) != getattr(config, "num_hidden_layers", len(attentions)):
+    own = all(getattr(model.get_submodule(path), "config", None) is config for path in attentions)
+    if not attentions or not own or len(attentions) != getattr(config, "num_hidden_layers", len(attentions)):
         raise RuntimeFault(
-            f"{group.size} context ranks share each sequence, and not every layer of {type(model).__name__} has an"
-            " attention that takes its function by name",
+            f"{group.size} context ranks, and not every layer of {type(model).__name__} has a causal attention that"
+            " takes its function by name from the model's config",
             "take a dense model of Transformers, or Mesh(context=1)",
         )
     others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYERS))
@@ -122,9 +123,9 @@ def context_mask(places: Tensor, own: slice, window: int | None = None) -> Tenso
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is an attention of Transformers that takes its function by name."""
+    """Whether a module is a causal attention of Transformers that takes its function by name."""
     named = hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
-    return named and hasattr(module, "layer_idx") and hasattr(module, "is_causal")
+    return named and hasattr(module, "layer_idx") and bool(getattr(module, "is_causal", False))
 
 
 def _attention_functions() -> Any:

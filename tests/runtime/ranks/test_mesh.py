@@ -109,9 +109,10 @@ def test_a_mesh_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
         Mesh(**arguments)
 
 
-def test_an_emulated_device_is_refused_beside_tensor_ranks() -> None:
-    with pytest.raises(RuntimeFault, match="2 tensor ranks and an emulated device"):
-        SharedStarts.of_processes(Mesh(2, tensor=2), 0)
+def test_an_emulated_device_is_refused_beside_tensor_and_context_ranks() -> None:
+    for mesh, splits in ((Mesh(2, tensor=2), "2 tensor ranks"), (Mesh(2, data=2, context=2), "2 context ranks")):
+        with pytest.raises(RuntimeFault, match=f"{splits} and an emulated device"):
+            SharedStarts.of_processes(mesh, 0)
 
 
 def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from schedc_runtime.errors import RanksDisagree, RuntimeFault
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
+from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.tensor_parallel.context import context_mask
+from schedc_runtime.tensor_parallel.context import context_mask, open_attentions
+from schedc_runtime.tensor_parallel.styles import Core, StyledModule
 from schedc_runtime.testing import pool
+from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
+from support.tensor_cases import family
 
 CASES = "support.context_cases"
 
@@ -43,6 +51,9 @@ def test_tensor_and_context_ranks_work_together() -> None:
 @pytest.mark.slow
 def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
     for told in pool(4).run(f"{CASES}:refusals", timeout=240):
+        assert "2 context ranks and `fully_shard`" in told["sharded"]
+        assert "2 context ranks and graphs=" in told["graphs"]
+        assert "2 context ranks and rng='torch'" in told["rng"]
         assert "shift=True" in told["shift"]
         assert "returned a mean" in told["mean"]
         assert "`flash_attention_2`" in told["flash"]
@@ -59,6 +70,30 @@ def test_places_of_a_list_of_microbatches_are_compared_too() -> None:
     with pytest.raises(RanksDisagree, match=r"context_places of batch\[1\] of step 1 has other values on") as fault:
         check_given(told, 2)
     assert "context_rows" in fault.value.help
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_states_of_context_ranks_are_kept_and_their_steps_traced(tmp_path: Path) -> None:
+    first, second, written = pool(4).run(f"{CASES}:kept_states", timeout=240, folder=str(tmp_path))[0]
+    assert len(first) > 20
+    assert second == first
+    assert written["traces"].startswith("rank-0000")
+
+
+@needs("transformers")
+@pytest.mark.parametrize("other", ["config", "is_causal"])
+def test_attentions_of_a_config_of_their_own_or_both_ways_are_refused(other: str) -> None:
+    """Masks are then of a kind that places do not give, which the model's config does not say."""
+    model: Any = family("llama")
+    attention = model.model.layers[1].self_attn
+    setattr(attention, other, deepcopy(model.config) if other == "config" else False)
+    paths = [f"model.layers.{layer}.self_attn" for layer in range(len(model.model.layers))]
+    cores = [Core(path, (), StyledModule(f"{path}.o_proj", attention.o_proj, "rowwise")) for path in paths]
+    alone = SoloCommunicator("context")
+    with pytest.raises(RuntimeFault, match="not every layer"):
+        open_attentions(model, cores, ExpertGroup(alone, alone, alone, per_node=1, rank=0))
 
 
 def test_a_token_attends_to_earlier_ones_of_its_document() -> None:

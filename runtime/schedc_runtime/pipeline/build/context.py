@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 
 def check_context(assembly: Assembly) -> None:
-    """Raise `RuntimeFault` for the first thing, by name, that a pipeline does not carry out beside context ranks."""
-    settings, plan = assembly.settings, assembly.plan
+    """Raise `RuntimeFault` for the first thing, by name, that context ranks do not serve, and tensor ranks do."""
+    settings = assembly.settings
     asked = {
-        "a model on the meta device": assembly.construction.deferred,
         "layers of experts": any(True for _ in moe_layers(settings.model)),
         "compile=": assembly.compile is not None,
-        "`fuse` in the plan": plan.fuse is not None,
-        "`recompute` in the plan": bool(plan.recompute),
-        "`slices` in the plan": bool(plan.slices),
+        "graphs=": bool(settings.cut.graphs),
+        "`offload` in the plan": bool(assembly.plan.offload),
         "several losses": isinstance(settings.loss_fn, (tuple, list)),
-        "shard_dense": assembly.mesh.shard_dense,
     }
     if taken := next((name for name, chosen in asked.items() if chosen), ""):
         raise RuntimeFault(

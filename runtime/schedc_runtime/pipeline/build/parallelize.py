@@ -58,7 +58,7 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
                 )
             from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-            assembly.mesh.refuse_beside_tensor({"`fully_shard`": True})
+            assembly.mesh.refuse_beside_splits({"`fully_shard`": True})
             _check_shards(assembly, modules)
             assembly.shards = shards = DenseSharding(assembly.own.alone, assembly.mesh, assembly.settings.timeout)
             shards.adopt(modules)

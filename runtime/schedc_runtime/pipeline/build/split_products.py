@@ -16,7 +16,7 @@ _ALONE = {"bound": "sizes bounded"} | {
 
 def split_products(assembly: Assembly) -> None:
     """This rank's parts of the products that tensor ranks split, and what context ranks gather, if there are such."""
-    if assembly.mesh.tensor == assembly.mesh.context == 1:
+    if not assembly.mesh.splits:
         named = assembly.settings.model.named_parameters()
         if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
             raise RuntimeFault(
@@ -28,7 +28,7 @@ def split_products(assembly: Assembly) -> None:
 
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
     experts = any(True for _ in moe_layers(settings.model))
-    assembly.mesh.refuse_beside_tensor({
+    assembly.mesh.refuse_beside_splits({
         "a model on the meta device": assembly.construction.deferred,
         "experts, which `parallel` splits without `of attention`": (
             experts and plan.parallel is not None and not plan.parallel.of
