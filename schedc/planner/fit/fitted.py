@@ -113,7 +113,7 @@ def fit_text(fit: Fit) -> str:
         lines += [f"\n[{owner}]", *(_line(name, repr(fit.constants[name]), described(name).unit) for name in own)]
     lines += ["\n[covariance]"]
     for name, row in zip(fit.constants, fit.triangle, strict=True):
-        lines.append(_line(name, f"[{', '.join(f'{number:.4g}' for number in row)}]", ""))
+        lines.append(_line(name, f"[{', '.join(repr(number).removesuffix('.0') for number in row)}]", ""))
     return "\n".join(lines) + "\n"
 
 

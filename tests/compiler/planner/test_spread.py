@@ -77,6 +77,8 @@ def test_a_fit_file_keeps_its_covariance() -> None:
     read = parse_fit(Source("a.fit.toml", text))
     assert (read, fit_text(read)) == (FIT, text)
     assert covariance_of(read.triangle) == pytest.approx(COVARIANCE, abs=1e-3)
+    finer = parse_fit(Source("b.fit.toml", text.replace("gemm = [0.7071]", "gemm = [0.70710678]")))
+    assert parse_fit(Source("b.fit.toml", fit_text(finer))) == finer != read  # a fit rounds, and its file does not
 
 
 @pytest.mark.parametrize(
