@@ -23,7 +23,7 @@ ROUTE_FAULTS = (
     ("plan_landing", "rows beyond a block", "sizes = tl.minimum(ended_at, PAIR)", "sizes = ended_at"),
     ("plan_landing", "ends of filled parts", "local <= expert, whole, 0", "local <= expert, sizes, 0"),
     ("plan_landing", "by source", "((local == expert) & (rank < source))", "((local == expert) & (rank > source))"),
-    ("plan_rail_packing", "every choice a copy", "((within == 0) | (owner != before))", "(owner >= 0)"),
+    ("plan_rail_packing", "a copy of a row alone", "((within == 0) | (owner != before))", "(within == 0)"),
     ("plan_rail_packing", "beyond its length", "end = counted if PAD < 0", "end = counted if PAD < 1000"),
     ("plan_relay", "blocks run together", "here & (choice // WIDTH // of_block == block)", "here"),
     ("plan_relay", "experts of the first node", "number >= FIRST) &", "number >= 0) &"),
