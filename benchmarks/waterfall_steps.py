@@ -130,8 +130,9 @@ class SplitsDevice(LendingDevice):
         ((name, (send, receive)),), self.splits = self.splits, []
         rank = self.group.rank
         if name == "expert":
-            far = [other for other in range(RANKS) if other // PER_NODE != rank // PER_NODE]
-            near = [other for other in range(RANKS) if other // PER_NODE == rank // PER_NODE and other != rank]
+            per_node = self.group.per_node
+            far = [other for other in range(RANKS) if other // per_node != rank // per_node]
+            near = [other for other in range(RANKS) if other // per_node == rank // per_node and other != rank]
             return _most(send, receive, far) * self.rail_row + _most(send, receive, near) * self.node_row
         members = getattr(self.group, name)
         others = [other for other in range(members.size) if other != members.rank]
