@@ -18,7 +18,7 @@ from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 
 COMMANDS = {
-    **{name: name for name in ("calibrate", "check", "checkpoint", "diagnose", "diff")},
+    **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff")},
     **{
         name: name
         for name in ("export", "fit", "fmt", "freeze", "frontier", "layout", "lsp", "partition", "plan", "prove")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
 
 _MOST_RANKS, _MOST_MICROBATCHES = 16, 64
-_DEFAULT = {"P": 8, "M": 32}
+DEFAULT = {"P": 8, "M": 32}
+"""Ranks and microbatches where none are given."""
 
 
 @click.command(epilog=EPILOG)
@@ -39,12 +40,12 @@ def frontier_command(
     from schedc.frontier.points import floor_lines, library_points
     from schedc.report.frontier import to_json, to_text
 
-    if unknown := sizes.keys() - _DEFAULT.keys():
+    if unknown := sizes.keys() - DEFAULT.keys():
         raise click.UsageError(f"the sizes are P and M, not {', '.join(sorted(unknown))}")
-    ranks, microbatches = ({**_DEFAULT, **sizes}[name] for name in _DEFAULT)
+    ranks, microbatches = ({**DEFAULT, **sizes}[name] for name in DEFAULT)
     if not (2 <= ranks <= _MOST_RANKS and 1 <= microbatches <= _MOST_MICROBATCHES):
         raise click.UsageError(f"P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
-    _check(costs)
+    check_scaled(costs, "the frontier")
     points = list(library_points(ranks, microbatches, costs))
     searched = list(searched_cells(ranks, microbatches, costs, seconds)) if seconds else []
     facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)), searched)
@@ -56,8 +57,8 @@ def frontier_command(
         write(page_of(facts, [*points, *found], costs), output)
 
 
-def _check(costs: Costs) -> None:
-    """Refuses costs that do not scale with the stages of a rank."""
+def check_scaled(costs: Costs, what: str) -> None:
+    """Refuses costs that do not scale with the stages of a rank. what: for what they are."""
     from dataclasses import fields
 
     from schedc.step.costs.costs import Costs as Given
@@ -68,4 +69,4 @@ def _check(costs: Costs) -> None:
     given += [name for name in scaled if not isinstance(getattr(costs, name), float | int)]
     if given:
         named = ", ".join(f"`{name}`" for name in given)
-        raise click.UsageError(f"the frontier is of one F, I, W and p2p for all stages, not of {named}")
+        raise click.UsageError(f"{what} is of one F, I, W and p2p for all stages, not of {named}")

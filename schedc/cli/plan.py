@@ -135,12 +135,12 @@ def predict_command(rows: Path, fit_file: Path | None, force_fit: bool, as_json:
     click.echo(rows_predicted(rows, fit_file, force_fit, as_json))
 
 
-@plan_command.command(epilog=EPILOG)
+@plan_command.command("compare", epilog=EPILOG)
 @click.argument("first", type=_FILE, metavar="A.sched")
 @click.argument("second", type=_FILE, metavar="B.sched")
 @_output("Write a page, FILE.html.")
 @json_argument
-def compare_command(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
+def compare_plans_command(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
     """Say why A is faster than B: the waterfalls of two written plans beside each other."""
     from schedc.cli.plan_compared import print_comparison
 

@@ -1,0 +1,61 @@
+"""`schedc compare`: schedules side by side at one size, in the unit of a microbatch on a rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, sizes_argument, write
+from schedc.cli.completion import complete_schedule
+from schedc.cli.frontier import DEFAULT, check_scaled
+
+if TYPE_CHECKING:
+    from schedc.step.costs.costs import Costs
+
+
+@click.command(epilog=EPILOG)
+@click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", shell_complete=complete_schedule)
+@sizes_argument
+@cost_arguments
+@click.option("--memory", type=click.FloatRange(min=0, min_open=True), help="Microbatches that a rank can hold.")
+@json_argument
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for a page, such as compare.html."
+)
+def compare_command(
+    schedules: tuple[str, ...],
+    sizes: dict[str, int],
+    costs: Costs,
+    memory: float | None,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Compare schedules at -D P and M, by default 8 and 32: step, bubble, memory, messages, and what each needs.
+
+    One microbatch on one rank takes F, I and W, by default 1 each, however many stages the rank has. Below the table
+    stands which schedule is the shortest from which memory on, and at which latencies. -o writes a page with sliders.
+    Exit code 1 if a schedule is not legal at these sizes; the others are compared.
+
+    Example: schedc compare 1f1b zbv zb_wave -D P=8 -D M=32 --cost p2p=0.02 --memory 8
+    """
+    from schedc.frontier.compared import compare_schedules
+    from schedc.report.compared import to_json, to_text
+
+    sizes = {**DEFAULT, **sizes}
+    check_scaled(costs, "a comparison")
+    compared = compare_schedules(tuple(dict.fromkeys(schedules)), sizes, costs)
+    facts = to_json(sizes["P"], sizes["M"], compared, costs, memory)
+    click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
+    points = [each.point for each in compared if each.point]
+    if output is not None and points:
+        from schedc.frontier.points import floor_lines
+        from schedc.report.frontier import page_of
+        from schedc.report.frontier import to_json as frontier_json
+
+        lines = list(floor_lines(sizes["P"], sizes["M"], costs))
+        write(page_of(frontier_json(sizes["P"], sizes["M"], points, lines), points, costs), output)
+    if any(each.refused for each in compared):
+        raise click.exceptions.Exit(FINDINGS)

@@ -1,0 +1,80 @@
+"""Compared schedules: figures are those of `schedc check` in chunks, and winners are the least of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schedc.load.library import load
+from support.commands import facts_of, schedc
+
+NAMES = ("1f1b", "zbv", "vhalf", "zb_wave", "dualpipe", "dualpipev", "zb_greedy")
+
+
+def test_rows_and_winners_are_what_check_says() -> None:
+    facts = facts_of("compare", *NAMES, "-D", "P=4", "-D", "M=8", "--cost", "p2p=0.05", "--cost", "W=0.5")
+    rows = {row["schedule"]: row for row in facts["schedules"]}
+    for name, row in rows.items():
+        v, checked = row["per_rank"], facts_of(*row["command"].split()[1:])
+        assert row["makespan"] * v == pytest.approx(checked["makespan"]), name
+        assert row["memory"] * v == pytest.approx(max(checked["peak_memory"])), name
+        assert row["bubble_ratio"] == pytest.approx(row["bubble"] / row["makespan"]), name
+    # forward and backward of 8 microbatches; a V turns once and a wave of two Vs three times without a message
+    sent = {"1f1b": 2 * 8 * 3, "zbv": 2 * 8 * (7 - 1), "zb_wave": 2 * 8 * (15 - 3), "dualpipe": 2 * 8 * 3}
+    assert {name: rows[name]["messages"] for name in sent} == sent
+    assert [rows["dualpipe"]["copies"], rows["zbv"]["copies"]] == [2, 1]
+    assert "split backward" not in rows["1f1b"]["needs"]
+    assert {"split backward", "4 stages on a rank", "M % P == 0"} <= set(rows["zb_wave"]["needs"])
+    for entry in facts["best_by_memory"]:
+        fit = [row for row in rows.values() if row["memory"] <= entry["memory"] + 1e-9]
+        assert rows[entry["schedule"].split()[0]]["makespan"] == min(row["makespan"] for row in fit)
+    assert len(facts["best_by_memory"]) > 1
+
+
+def test_winners_by_latency_are_those_of_steps_at_that_latency() -> None:
+    facts = facts_of("compare", *NAMES, "-D", "P=4", "-D", "M=8", "--memory", "4")
+    winners = [entry["schedules"] for entry in facts["best_by_latency"]]
+    assert winners[0] == ["zb_wave (w = 2)"]
+    assert winners[-1] != winners[0]  # four messages for each of a line weigh more
+    assert {row["schedule"] for row in facts["schedules"] if not row["fits"]} == {"dualpipe", "dualpipev", "zb_greedy"}
+    for entry in facts["best_by_latency"]:
+        costs = ("--cost", f"p2p={entry['p2p']}")
+        at = facts_of("compare", *NAMES, "-D", "P=4", "-D", "M=8", *costs, "--memory", "4")["schedules"]
+        least = min(row["makespan"] for row in at if row["fits"])
+        assert entry["schedules"] == [row["title"] for row in at if row["fits"] and row["makespan"] <= least + 1e-9]
+
+
+def test_what_is_not_legal_is_told_beside_the_others(tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
+    result = schedc("compare", "zb_wave", "1f1b", "seq1f1b", "-D", "P=4", "-D", "M=6", "-o", str(page))
+    assert result.exit_code == 1
+    assert "zb_wave" in result.stdout.split("requires M % P == 0")[0]
+    assert "segments of a sequence" in result.stdout
+    assert "shortest from memory 4 on: 1f1b" in result.stdout
+    assert "schedc check 1f1b" in page.read_text(encoding="utf-8")
+
+
+def test_an_own_schedule_takes_its_ranks_by_role(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    text = load("1f1b").text.replace("P: ranks", "N: ranks").replace("M: microbatches", "K: microbatches")
+    path.write_text(re.sub(r"\bP\b", "N", re.sub(r"\bM\b", "K", text)), encoding="utf-8")
+    mine, library = facts_of("compare", str(path), "1f1b", "-D", "P=3", "-D", "M=5")["schedules"]
+    assert mine["makespan"] == library["makespan"]
+    assert facts_of(*mine["command"].split()[1:])["makespan"] == mine["makespan"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
+        (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
+        (("1f1b", "--memory", "0"), "0"),
+        ((), "SCHEDULE"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = schedc("compare", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
