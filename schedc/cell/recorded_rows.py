@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from schedc.ir.arrays import Floats, Int32, Int64
+from schedc.ir.arrays import Floats, Int32, Int64, bincount
 
 LARGEST_FILE = 8 << 20
 """Most bytes of a recorded routing in JSON: it is read in a fraction of a second."""
@@ -34,8 +34,18 @@ ANEW = "record anew with `Pipeline.record_routing`"
 """What helps against a file that is no record."""
 _AXES = "step, layer, microbatch, rank and expert"
 _LONGEST_HEADER = 1024
+_Table = TypeVar("_Table", Floats, Int64)
 _KEPT = 2
 """The last steps of a record that are read: copies for a step follow the rows of the step before."""
+
+
+class RecordSizes(NamedTuple):
+    """Sizes of a record. rows: of a rank's tokens in a microbatch, the mean, rounded."""
+
+    layers: int
+    microbatches: int
+    ranks: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,8 @@ class RecordedRows:
 
     shape: (layers, microbatches, ranks). data: float64 rows of that shape.
     by_expert: [1 or 2, layers, microbatches, ranks, experts] rows of the last steps, by the rank of the tokens and by
-    expert; None for a record in JSON. digest: that of by_expert.
+    expert; None for a record in JSON. digest: that of by_expert. step: microbatches of a step, where those known repeat
+    in it; None: all are known. known: sizes of the record that was taken for these; None for a record as it is.
     """
 
     file: str
@@ -52,6 +63,8 @@ class RecordedRows:
     data: bytes
     by_expert: Int32 | None = field(default=None, compare=False, repr=False)
     digest: str = ""
+    step: int | None = None
+    known: RecordSizes | None = None
 
     @classmethod
     def of_experts(cls, file: str, steps: Int32) -> RecordedRows:
@@ -61,12 +74,44 @@ class RecordedRows:
         digest = hashlib.sha256(steps.tobytes()).hexdigest()
         return cls(file, (layers, microbatches, ranks), homes.astype(np.float64).tobytes(), steps, digest)
 
+    @property
+    def sizes(self) -> RecordSizes:
+        """The sizes of the record."""
+        layers, microbatches, ranks = self.shape
+        return RecordSizes(layers, microbatches, ranks, round(float(self.rows.mean())))
+
+    @property
+    def of_step(self) -> RecordSizes:
+        """The sizes of a step, with the microbatches that repeat."""
+        return self.sizes._replace(microbatches=self.microbatches)
+
+    @property
+    def rows(self) -> Floats:
+        """[layers, microbatches, ranks] rows of ranks, without repetitions."""
+        return np.frombuffer(self.data, np.float64).reshape(self.shape)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches of a step, with those that repeat."""
+        return self.step or self.shape[1]
+
+    def repeated(self, table: _Table) -> _Table:
+        """[layers, microbatches of the step, ...] of [layers, microbatches or 1, ...]: known microbatches in turn."""
+        if table.shape[1] != self.shape[1] or self.microbatches == self.shape[1]:
+            return table
+        return np.asarray(table[:, np.arange(self.microbatches) % self.shape[1]])
+
+    def over_step(self, table: Int32 | Int64) -> Int64:
+        """[...] sums over the microbatches of a step, of [microbatches, ...] with each known one once."""
+        times = bincount(np.arange(self.microbatches) % self.shape[1], minlength=len(table))
+        return np.asarray(np.tensordot(times, table, 1), np.int64)
+
     @cached_property
     def factors(self) -> Floats:
         """[layers, microbatches, ranks] rows over the mean of the step."""
-        rows = np.frombuffer(self.data, np.float64).reshape(self.shape)
+        rows = self.repeated(self.rows)
         mean = rows.mean()
-        return np.asarray(rows / mean if mean else np.ones(self.shape))
+        return np.asarray(rows / mean if mean else np.ones(rows.shape))
 
 
 def write_recording(path: Path, rows: Int32 | Int64) -> None:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.cell.rows import CellRows
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import Balance, Hot, Plan
@@ -19,6 +18,7 @@ from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandi
 from schedc.plan.counts.copied_experts import copies_facts
 from schedc.plan.held_memory import hot_slots
 from schedc.plan.passes import Step, lower
+from schedc.plan.price_cells import with_rows_of
 
 
 class WayToCopy(NamedTuple):
@@ -47,7 +47,7 @@ def choose_balance(step: Step) -> tuple[Plan, ChosenBalance]:
     rows = None if table is None else table.rows
     if rows is None or rows.recorded is None or rows.recorded.by_expert is None:
         return _unmeasured(step, balance)
-    priced = tuple(_priced(step, each, balance, rows) for each in WAYS)
+    priced = tuple(_priced(step, each, balance) for each in WAYS)
     least = min(each.makespan for each in priced)
     if least == np.inf:
         notes = tuple(f"{each.name}: {each.refused}" for each in priced)
@@ -72,7 +72,7 @@ def _refusal(plan: Plan) -> str | None:
     return next((fault.message for fault in found), None)
 
 
-def _priced(step: Step, candidate: WayToCopy, balance: Balance, rows: CellRows) -> PricedCandidate:
+def _priced(step: Step, candidate: WayToCopy, balance: Balance) -> PricedCandidate:
     plan = candidate.applied(step.plan, balance)
     if (refused := _refusal(plan)) is not None:
         return PricedCandidate(candidate.name, plan, refused=refused)
@@ -80,9 +80,10 @@ def _priced(step: Step, candidate: WayToCopy, balance: Balance, rows: CellRows) 
         lowered = lower(replace(step, plan=plan, done=step.done | {"balance"}), "predicted", "bytes")
     except DiagnosticError as error:
         return PricedCandidate(candidate.name, plan, refused=error.diagnostics[0].message)
-    table = lowered.costs.cell
-    assert table is not None
-    facts = copies_facts(plan, table.costs, rows)
+    assert lowered.costs.cell is not None
+    table = with_rows_of(lowered.schedule, lowered.costs.cell)
+    assert table.rows is not None
+    facts = copies_facts(plan, table.costs, table.rows)
     if facts["unpriced"]:
         return PricedCandidate(candidate.name, plan, copies=facts, refused=facts["unpriced"])
     return PricedCandidate(

@@ -12,9 +12,11 @@ from schedc.cell.graph import Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
+from schedc.cell.rows import CellRows
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import SIZES, CellTable
+from schedc.cell.taken_rows import taken_for
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
@@ -189,6 +191,23 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
     return replace(costs, R=tuple(np.where(np.array(shares) < 1, known.F * shares, alone).tolist()))
 
 
+def with_rows_of(schedule: Schedule, table: CellTable) -> CellTable:
+    """The table with a record of rows by expert taken for the sizes of a schedule and its plan.
+
+    Records of other experts, and those of rows by rank, stay: `group_of` refuses what does not fit.
+    """
+    record, plan = None if table.rows is None else table.rows.recorded, schedule.plan
+    if record is None or record.by_expert is None or len(table.blocks) not in (1, schedule.stages):
+        return table
+    ranks = plan.topology.ranks if plan.topology else record.shape[2]
+    experts, layers = record.by_expert.shape[4], sum(map(layers_of, table.shapes(schedule.stages)))
+    if experts % ranks or not layers or (plan.experts and plan.experts.count != experts):
+        return table
+    rows = plan.tokens * plan.experts.top if plan.tokens and plan.experts else None
+    taken = taken_for(record, layers, schedule.microbatches, ranks, rows)
+    return replace(table, rows=CellRows(recorded=taken))
+
+
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
     """The table with the method that the plan chooses, and the plan's written orders by kind of cell.
 
@@ -196,6 +215,7 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     whose time follows where rows and plan say how many there are. Other copies are none of a cell's exchanges. Where
     rows take two hops beside copies, ranks exchange numbers of distinct tokens, in no time unless the costs say one.
     """
+    table = with_rows_of(schedule, table)
     if schedule.plan == NO_PLAN:
         return table, {}
     plan = schedule.plan
@@ -255,9 +275,13 @@ def group_of(
         message = f"`{key}` has the rows of {ranks} ranks, the plan's topology {topology.nodes} x {topology.per_node}"
         findings.append(problem("S404", message, source, key, help="give the rows of every rank of the expert group"))
     if table.rows.recorded is not None:
-        layers, microbatches, _ = table.rows.recorded.shape
+        record = table.rows.recorded
+        layers, microbatches = record.shape[0], record.microbatches
         has = sum(map(layers_of, shapes)), schedule.microbatches
-        if (layers, microbatches) != has:
+        if plan.experts and record.by_expert is not None and record.by_expert.shape[4] != plan.experts.count:
+            message = f"`recorded` has {record.by_expert.shape[4]} experts, the plan {plan.experts.count}"
+            findings.append(problem("S404", message, source, key, help="record a run of a model with as many experts"))
+        elif (layers, microbatches) != has:
             message = (
                 f"`recorded` has {layers} layers and {microbatches} microbatches, the schedule has "
                 f"{has[0]} layers with experts and {has[1]} microbatches"

@@ -56,6 +56,7 @@ def to_json(
         **_rows(analysis, rows),
         **_floor(analysis, floor),
         **_chosen(analysis),
+        **_record(analysis),
         **_balanced(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
@@ -185,8 +186,9 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     facts = plan.to_json(analysis.plan, analysis.layout, analysis.schedule)
     for copies in filter(None, (facts["hot"], facts["balance"])):
         from schedc.plan.counts.copied_experts import copies_facts
+        from schedc.report.records import table_of
 
-        table = analysis.costs.cell
+        table = table_of(analysis)
         rows = None if table is None else table.rows
         told = None if table is None or rows is None else copies_facts(analysis.plan, table.costs, rows)
         copies["rows"] = told
@@ -199,6 +201,15 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     facts["notes"] = analysis.lines.tree.doc.splitlines()
     facts["warnings"] = [warning.to_json() for warning in _warnings(analysis)]
     return {"plan": facts}
+
+
+def _record(analysis: Analysis) -> dict[str, Any]:
+    """A record that was taken for other sizes; empty without one."""
+    if analysis.costs.cell is None or analysis.costs.cell.rows is None:
+        return {}
+    from schedc.report import records
+
+    return records.to_json(analysis)
 
 
 def _warnings(analysis: Analysis) -> Iterator[Diagnostic]:
@@ -306,7 +317,11 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
 
 
 def _chosen_text(facts: dict[str, Any]) -> Iterator[str]:
-    """What the compiler chose for a plan."""
+    """What the compiler chose for a plan, and the record that it looked at."""
+    if "record" in facts:
+        from schedc.report import records
+
+        yield records.to_text(facts["record"])
     if "balance_auto" in facts:
         from schedc.plan.balance_candidates import balance_text
 

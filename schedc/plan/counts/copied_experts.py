@@ -16,6 +16,7 @@ import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import LINKS, Lane
+from schedc.cell.recorded_rows import RecordedRows
 from schedc.cell.rows import CellRows
 from schedc.ir.arrays import Floats, Int32, Int64, bincount
 from schedc.ir.plan import Balance, ExpertSizes, Hot, Plan, bytes_per_number
@@ -78,13 +79,9 @@ def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCo
 @lru_cache(maxsize=8)
 def _rows_with_copies(plan: Plan, rule: HotRule | None, rows: CellRows) -> RowsWithCopies:
     """rule: of hot experts by step; None where they are not chosen."""
-    balance, record = plan.balance, None if rows.recorded is None else rows.recorded.by_expert
-    if record is not None and not (plan.hot is not None and plan.hot.by_microbatch):
-        if balance is not None and not (balance.automatic or balance.in_place):
-            return _for_step(plan, balance, record) if balance.by == "step" else _by_microbatch(plan, balance, record)
-        if rule is not None:
-            return _beside_hot(plan, rule, record)
-        return RowsWithCopies(rows.factors, links=link_rows(plan, map(rows_between, record[-1])))
+    balance, record = plan.balance, rows.recorded
+    if record is not None and record.by_expert is not None and not (plan.hot is not None and plan.hot.by_microbatch):
+        return _repeated(_of_record(plan, rule, record.by_expert, record), record)
     if balance is None or balance.automatic or balance.in_place or balance.by == "step":
         return RowsWithCopies(rows.factors)
     within = Fraction(repr(balance.within))
@@ -95,7 +92,26 @@ def _rows_with_copies(plan: Plan, rule: HotRule | None, rows: CellRows) -> RowsW
     return RowsWithCopies(over_mean(_computed(given, _evened(given, within, _nodes(plan)))))
 
 
-def _beside_hot(plan: Plan, rule: HotRule, steps: Int32) -> RowsWithCopies:
+def _of_record(plan: Plan, rule: HotRule | None, steps: Int32, record: RecordedRows) -> RowsWithCopies:
+    """The last recorded step with the copies of a plan, microbatches that repeat once. steps: rows by expert."""
+    balance = plan.balance
+    if balance is not None and not (balance.automatic or balance.in_place):
+        if balance.by == "step":
+            return _for_step(plan, balance, steps, record)
+        return _by_microbatch(plan, balance, steps)
+    if rule is not None:
+        return _beside_hot(plan, rule, steps, record)
+    return RowsWithCopies(record.factors, links=link_rows(plan, map(rows_between, steps[-1])))
+
+
+def _repeated(copied: RowsWithCopies, record: RecordedRows) -> RowsWithCopies:
+    """The rows of a whole step."""
+    sent, held = (each if each is None else record.repeated(each) for each in (copied.sent, copied.held))
+    links = {lane: record.repeated(table) for lane, table in (copied.links or {}).items()}
+    return replace(copied, factors=record.repeated(copied.factors), sent=sent, held=held, links=links)
+
+
+def _beside_hot(plan: Plan, rule: HotRule, steps: Int32, record: RecordedRows) -> RowsWithCopies:
     """The last recorded step, with the experts that are hot by the rows of the step before it.
 
     Rows of hot experts stay with their tokens. A record of one step gives both.
@@ -103,7 +119,7 @@ def _beside_hot(plan: Plan, rule: HotRule, steps: Int32) -> RowsWithCopies:
     ranks, own = steps.shape[3], steps.shape[4] // steps.shape[3]
     computed, lent, between = [], [], []
     for before, now in zip(steps[0], steps[-1], strict=True):
-        chosen = hot_of_step(before.sum(0), rule, len(before))
+        chosen = hot_of_step(record.over_step(before), rule, record.microbatches)
         computed.append(rows_beside_hot(now, chosen))
         lent.append(bincount(np.array(chosen, np.int64) // own, minlength=ranks))
         travels = ~np.isin(np.arange(steps.shape[4]), chosen)
@@ -113,7 +129,7 @@ def _beside_hot(plan: Plan, rule: HotRule, steps: Int32) -> RowsWithCopies:
     return RowsWithCopies(over_mean(np.stack(computed)), sent, held, True, True, link_rows(plan, between))
 
 
-def _for_step(plan: Plan, balance: Balance, steps: Int32) -> RowsWithCopies:
+def _for_step(plan: Plan, balance: Balance, steps: Int32, record: RecordedRows) -> RowsWithCopies:
     """The last recorded step, with the copies that follow from the step before it: as the runtime plans and divides.
 
     A record of one step gives both.
@@ -123,8 +139,8 @@ def _for_step(plan: Plan, balance: Balance, steps: Int32) -> RowsWithCopies:
     slots, peers = balance.copies(own, ranks), ranks // _nodes(plan)
     computed, sent, held, between = [], [], [], []
     for layer, (before, now) in enumerate(zip(homes[0], homes[-1], strict=True)):
-        squares = np.square(before.sum(2)).sum(0)
-        copies = plan_step_among(before.sum(0).ravel().tolist(), squares.tolist(), len(before), slots, peers)
+        rows, squares = record.over_step(before).ravel().tolist(), record.over_step(np.square(before.sum(2))).tolist()
+        copies = plan_step_among(rows, squares, record.microbatches, slots, peers)
         forest = _divided(now, copies, peers)
         computed.append(now.sum(-1) if forest is None else _computed(now, forest))
         between.append(rows_between(steps[-1, layer], forest))
@@ -258,7 +274,7 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
     facts["hot"] = float(copied.sent.sum(axis=2).mean()) if copied.broadcast and copied.sent is not None else None
     record = None if rows.recorded is None else rows.recorded.by_expert
     facts["foreseen"] = record is not None and len(record) > 1
-    mean = None if record is None else record[-1].sum(dtype=np.int64) / copied.factors.size
+    mean = None if record is None or rows.recorded is None else float(rows.recorded.rows.mean())
     facts["rows"] = None if mean is None else round(copied.factors.max() * mean)
     return facts | {"unpriced": _unpriced(plan, costs, copied, time, record is not None)}
 
