@@ -16,6 +16,7 @@ import click
 
 from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
+from schedc.cli.examples import EXAMPLES
 
 COMMANDS = {
     **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff")},
@@ -42,7 +43,16 @@ class _Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"schedc.cli.{COMMANDS[cmd_name]}"), f"{cmd_name}_command")
-        return command
+        return with_example(command, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from schedc.diagnostics import did_you_mean
+
+            raise click.UsageError(f"No such command {args[0]!r}. {did_you_mean(args[0], COMMANDS)}".rstrip(), ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         from schedc.diagnostics import DiagnosticError, RequestError
@@ -71,6 +81,15 @@ class _Group(click.Group):
             traceback.print_exc()
             click.echo("schedc: this is a fault of schedc, not of your file; please report the lines above", err=True)
             ctx.exit(INTERNAL)
+
+
+def with_example(command: click.Command, name: str) -> click.Command:
+    """The command, and the commands of a group, with an example in front of the exit statuses of their help."""
+    command.epilog = f"\b\nExample:\n  schedc {EXAMPLES[name]}\n\n{EPILOG}"
+    if isinstance(command, click.Group):
+        for own, each in command.commands.items():
+            with_example(each, f"{name} {own}")
+    return command
 
 
 def _slip(error: click.UsageError) -> str:

@@ -52,7 +52,9 @@ def calibrate_command(
     ranks: int | None,
     output: Path | None,
 ) -> None:
-    """Measure a model, cut into the stages of SCHEDULE (or of a plan), on this machine (needs schedc[runtime]).
+    """Measure the times of a model's parts on this machine.
+
+    The model is cut into the stages of SCHEDULE, or of a plan. Needs schedc[runtime].
 
     The cost file has the times of every stage, and of its segments and exchanges where it has experts or the plan
     overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. With --lengths the file has the costs of

@@ -74,7 +74,9 @@ def compile_command(
     ranks: str,
     as_json: bool,
 ) -> None:
-    """Check SCHEDULE and write its program: one instruction stream per rank.
+    """Check SCHEDULE and write its program.
+
+    A program has one instruction stream per rank.
 
     Writes the program in one or more forms, each of which the runtime loads; schedule.svg; and schedule.csv if torch
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
@@ -162,7 +164,10 @@ def check_command(
     ranks: str,
     as_json: bool,
 ) -> None:
-    """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
+    """Check SCHEDULE at one size: order, bubble, memory, claims.
+
+    A finding says where an order is incomplete or deadlocks, and which claim of the authors fails.
+    """
     from schedc.report.check import to_json, to_text
 
     if size_range is not None:

@@ -33,7 +33,9 @@ def checkpoint_command(
     shard: int | None,
     output: Path | None,
 ) -> None:
-    """List, verify, show or export the checkpoints in DIR, the folder of a run or of one of its steps.
+    """List, verify, show or export the checkpoints in DIR.
+
+    DIR is the folder of a run, or of one of its steps.
 
     list reads the records alone. verify reads every byte of each committed step; it names the file, the 4 MiB piece and
     the tensors of a change. show prints the tensors of a step, and which ranks hold which part. export writes the whole

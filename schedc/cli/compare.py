@@ -33,13 +33,13 @@ def compare_command(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Compare schedules at -D P and M, by default 8 and 32: step, bubble, memory, messages, and what each needs.
+    """Compare schedules at one size, and say what wins where.
+
+    -D P and M are 8 and 32 by default. A row has step, bubble, memory, messages, and what the schedule needs.
 
     One microbatch on one rank takes F, I and W, by default 1 each, however many stages the rank has. Below the table
     stands which schedule is the shortest from which memory on, and at which latencies. -o writes a page with sliders.
     Exit code 1 if a schedule is not legal at these sizes; the others are compared.
-
-    Example: schedc compare 1f1b zbv zb_wave -D P=8 -D M=32 --cost p2p=0.02 --memory 8
     """
     from schedc.frontier.compared import compare_schedules
     from schedc.report.compared import to_json, to_text

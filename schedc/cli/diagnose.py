@@ -63,7 +63,9 @@ def diagnose_command(
     live: bool,
     as_json: bool,
 ) -> None:
-    """Rank what costs time in TRACE: files of `schedc run --trace`, or one per rank of torch.profiler, or a folder.
+    """Rank what costs time in the trace of a step.
+
+    TRACE: files of `schedc run --trace`, or one per rank of torch.profiler, or a folder.
 
     --cost-file and --cost say what stages should take in proportion, so that a larger stage is no slow rank.
     """

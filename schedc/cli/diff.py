@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @cost_arguments
 @json_argument
 def diff_command(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
-    """Compare SCHEDULE with OTHER: order of ops, makespan, bubble, memory and messages.
+    """Say where the orders of two schedules part.
+
+    Prints order of ops, makespan, bubble, memory and messages of SCHEDULE and OTHER.
 
     -D sets a size in each schedule that has it. Exit code 0 if both run the same ops in the same order, else 1.
     """

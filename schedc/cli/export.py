@@ -99,7 +99,9 @@ def _layout_of(tree: Input, order: Schedule) -> Layout | None:
 @click.argument("file", type=ScheduleArgument())
 @output_argument
 def import_command(file: Given, output: Path | None) -> None:
-    """Check FILE, a schedule CSV of torch (either level), and write it in the text form.
+    """Read a schedule CSV of torch, and write it as text.
+
+    FILE is of either level. It is checked first.
 
     Every command takes the result, and the CSV itself, in place of SCHEDULE.
     """

@@ -15,7 +15,9 @@ from schedc.cli.common import EPILOG, FINDINGS, print_findings
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, allow_dash=True))
 @click.option("--check", is_flag=True, help="Write nothing; show the changes, and exit with 1 if there are any.")
 def fmt_command(files: tuple[Path, ...], check: bool) -> None:
-    """Format .sched FILES in place: their tokens and comments stay, only white space changes.
+    """Format .sched FILES in place.
+
+    Their tokens and comments stay: only white space changes.
 
     A folder means the .sched files below it. - means standard input, whose result goes to standard output.
     """

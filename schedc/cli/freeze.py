@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @schedule_arguments
 @cost_arguments
 def freeze_command(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
-    """Order SCHEDULE, a .sched file with a `policy`, by these costs, and keep the order beside it.
+    """Keep the order that a `policy` chooses under these costs.
+
+    The order of SCHEDULE, a .sched file, is written beside it.
 
     The order is kept as NAME.P4-M8.order and used at those sizes whatever the costs, until this command runs again or
     the file is removed. If the .sched file changes, the order is refused. Where the costs have a table of cells, the

@@ -29,7 +29,9 @@ DEFAULT = {"P": 8, "M": 32}
 def frontier_command(
     sizes: dict[str, int], costs: Costs, as_json: bool, seconds: float | None, output: Path | None
 ) -> None:
-    """Show where schedules stand between bubble and memory at -D P and M, by default 8 and 32.
+    """Show bubble against memory of the library at one size.
+
+    -D P and M are 8 and 32 by default.
 
     Each schedule of the library is a point, with every number of stages per rank up to 8. Floors say what no order
     undercuts. Costs F, I, W and p2p are those of a microbatch on a rank: a chunk of v takes a v-th. Each row has the

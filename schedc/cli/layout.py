@@ -145,7 +145,9 @@ class LayoutRequest:
 )
 @json_argument
 def layout_command(**options: Any) -> None:
-    """Lay out the layers of a model: by hand, by number, padded, or balanced by costs.
+    """Lay out the layers of a model on the stages.
+
+    By hand, by number, padded, or balanced by costs.
 
     LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without LAYOUT, --layers and its options
     make one. With --schedule, the makespan is compared with that of layers laid out by number.

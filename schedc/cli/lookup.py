@@ -38,7 +38,10 @@ def _entry(word: str, meaning: object) -> str:
 @click.command(epilog=EPILOG)
 @click.argument("code", required=False)
 def explain_command(code: str | None) -> None:
-    """Explain a diagnostic code, with a wrong and a right example; without CODE, list them all."""
+    """Explain a diagnostic code, with a wrong and a right example.
+
+    Without CODE all codes are listed.
+    """
     from schedc.codes import CODES, FAMILIES
     from schedc.diagnostics import did_you_mean
 

@@ -14,7 +14,10 @@ from schedc.cli.common import EPILOG, INTERRUPTED, need
 
 @click.command(epilog=EPILOG)
 def lsp_command() -> None:
-    """Serve editors over stdio: diagnostics, hover and formatting of .sched files (needs schedc[lsp])."""
+    """Serve editors over stdio.
+
+    Diagnostics, hover and formatting of .sched files. Needs schedc[lsp].
+    """
     need("the language server needs pygls", "lsp", "pygls")
     from schedc.editor.server import serve
 

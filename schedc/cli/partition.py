@@ -20,7 +20,9 @@ from schedc.cli.processes import run_to_end
 def partition_command(
     model: str, sizes: dict[str, int], example: tuple[str, ...], split_point: tuple[str, ...], output: Path | None
 ) -> None:
-    """Print the stages of the model that MODULE:FUNCTION makes (needs schedc[runtime]).
+    """Print the stages of a model, and what crosses between them.
+
+    MODULE:FUNCTION makes the model. Needs schedc[runtime].
 
     -D P=4 gives the number of stages; -D v=2 multiplies it. The function is called on the meta device, so that no
     weights are made: --example 'input_ids=int64[2, 16]' gives the shapes that the model is recorded with.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -40,7 +41,7 @@ def format_option(command: F) -> F:
         type=click.Choice(FORMATS),
         help="svg, png, pdf: a picture (png and pdf need the extra `pictures`). html: one offline page with zoom, "
         "hover and the reason for each wait. term: the terminal. dot: the source of a graph. Default: by the suffix "
-        "of -o, else svg.",
+        "of -o; without -o the terminal, and svg into a pipe.",
     )(command)
 
 
@@ -57,7 +58,9 @@ def width_option(command: F) -> F:
 def format_of(
     wanted: str | None, output: Path | None, able: Sequence[str] = FORMS_OF_CHARTS, what: str = "a chart"
 ) -> str:
-    """The format of ``what``: the one that --format asks for, else that of the output's suffix, else SVG.
+    """The format of ``what`` by --format, or by the output's suffix.
+
+    Without both it is the terminal's where stdout is one and ``what`` can be drawn there, and else SVG.
 
     able: the formats that ``what`` can have. Raises `click.UsageError` for a suffix that names no format or another one
     than --format, and for a format that ``what`` cannot have.
@@ -68,7 +71,8 @@ def format_of(
         raise click.UsageError(f"-o {output}: {suffix} is no format of a drawing; {_can_be(what, able)}")
     if wanted and named and wanted != named:
         raise click.UsageError(f"-o {output} is a name for {named}, but --format says {wanted}: change one of them")
-    form = wanted or named or SVG
+    drawn_here = output is None and TERM in able and sys.stdout.isatty()
+    form = wanted or named or (TERM if drawn_here else SVG)
     if form not in able:
         raise click.UsageError(f"{what} cannot be {form}: {_can_be(what, able)}")
     return form

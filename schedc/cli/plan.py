@@ -70,7 +70,9 @@ def _with_command(args: list[str]) -> list[str]:
 
 @click.group(cls=_PlanGroup, epilog=EPILOG)
 def plan_command() -> None:
-    """Search for the best plans of a model on a cluster, and show what is known of both.
+    """Search for the best plans of a model on a cluster.
+
+    Its commands also show what is known of both.
 
     A plan says how a training step is spread: over tensor, context, expert, data and pipeline ranks, by which schedule,
     with which recomputation. MODEL is a shipped name, a config.json of Hugging Face or its folder, or a model file in
@@ -105,7 +107,7 @@ def _fit(command: F) -> F:
 @plan_command.command("list", epilog=EPILOG)
 @json_argument
 def list_shipped_command(as_json: bool) -> None:
-    """List the shipped models, clusters and fits with their sources."""
+    """List shipped models, clusters and fits with their sources."""
     from schedc.cli.plan_shown import listed
 
     click.echo(listed(as_json))
@@ -118,7 +120,10 @@ def list_shipped_command(as_json: bool) -> None:
 @click.option("--seq", type=click.IntRange(1, 2**31), help="Tokens of a sequence; default MODEL's, else 4,096.")
 @json_argument
 def show_model_command(model: str, cluster: str | None, sizes: dict[str, int], seq: int | None, as_json: bool) -> None:
-    """Print parameters, FLOPs and held tensors of MODEL, part by part, and CLUSTER if it is given."""
+    """Print parameters, FLOPs and held tensors of MODEL by part.
+
+    CLUSTER is shown behind it, if it is given.
+    """
     from schedc.cli.plan_shown import model_shown
 
     click.echo(model_shown(model, cluster, devices_of(sizes, cluster), seq, as_json))
@@ -129,7 +134,10 @@ def show_model_command(model: str, cluster: str | None, sizes: dict[str, int], s
 @_fit
 @json_argument
 def predict_command(rows: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> None:
-    """Predict measured steps, as `schedc fit` reads them, and print predictions beside measurements."""
+    """Print predictions beside measured steps.
+
+    ROWS are as `schedc fit` reads them.
+    """
     from schedc.cli.plan_shown import rows_predicted
 
     click.echo(rows_predicted(rows, fit_file, force_fit, as_json))
@@ -141,7 +149,9 @@ def predict_command(rows: Path, fit_file: Path | None, force_fit: bool, as_json:
 @_output("Write a page, FILE.html.")
 @json_argument
 def compare_plans_command(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
-    """Say why A is faster than B: the waterfalls of two written plans beside each other."""
+    """Say why one of two written plans is faster.
+
+    Prints the waterfalls of A and B beside each other."""
     from schedc.cli.plan_compared import print_comparison
 
     print_comparison((first, second), output, force, as_json)

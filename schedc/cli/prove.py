@@ -17,7 +17,9 @@ from schedc.cli.processes import run_to_end
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; by default as many as in the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
 def prove_command(folder: Path, model: str, threads: int | None, as_json: bool) -> None:
-    """Repeat the microbatch in DIR, which an audit has written, and compare its bits with those of each rank.
+    """Repeat the microbatch of an audit, and compare its bits.
+
+    DIR is what the audit has written: the bits of each rank are in it.
 
     Status 0: this machine agrees with the suspect. 3: it agrees with another rank. 1: it agrees with nobody, or DIR
     holds no evidence. The model has the sizes of the run; its weights come from DIR.

@@ -20,7 +20,9 @@ from schedc.cli.processes import run_to_end
 )
 @click.option("--width", type=click.IntRange(1), default=1024, show_default=True, help="Columns of these rows.")
 def providers_command(dtype: str, width: int) -> None:
-    """List who can do each part of a step on this machine (needs schedc[runtime]).
+    """List who can do each part of a step on this machine.
+
+    Needs schedc[runtime].
 
     Each line has the kind, the name, the package, and whether it serves or why it is refused.
     Pipeline(providers={KIND: NAME}) names one. Packages add theirs by entry points, which this command loads.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX, and nothing else.")
 @json_argument
 def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
-    """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
+    """Derive formulas of bubble, peaks and messages of SCHEDULE.
 
     Formulas are fitted to all linear pieces of the times at many sizes, and decided for all costs at these sizes and at
     others. Each is printed with the sizes at which it is proved. A formula that fails is printed with the

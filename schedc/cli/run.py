@@ -44,7 +44,9 @@ def run_command(
     trace: Path | None,
     trace_steps: int,
 ) -> None:
-    """Train a small transformer with SCHEDULE on local processes (needs schedc[runtime]).
+    """Train a small model with SCHEDULE on local processes.
+
+    Needs schedc[runtime].
 
     One process per rank. For a plan with experts, the model has these experts, and each rank has as many processes as
     the topology of the plan says. The table [cell] of a cost file decides the order inside overlapped pairs. Further

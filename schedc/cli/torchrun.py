@@ -16,7 +16,9 @@ from schedc.cli.common import EPILOG, need_runtime
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun_command(arguments: tuple[str, ...]) -> None:
-    """Be torchrun, and fork the ranks from a process that has loaded torch (needs schedc[runtime]).
+    """Be torchrun with ranks that start again sooner.
+
+    Ranks are forked from a process that has loaded torch. Needs schedc[runtime].
 
     ARGUMENTS are those of torchrun, which `torchrun --help` lists. Ranks that are started again need not import torch.
     """

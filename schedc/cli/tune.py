@@ -89,7 +89,7 @@ def tune_command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Search for a better order of SCHEDULE's ops under a cap on memory, with a proven lower bound.
+    """Search for a better order of SCHEDULE under a cap on memory.
 
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
     SCHEDULE itself, by the same timeline and memory as in `schedc check` (docs/guide/tuning.md). The search stops

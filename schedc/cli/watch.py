@@ -35,7 +35,9 @@ State = tuple[int, int, int] | None
 @width_option
 @output_argument
 def watch_command(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
-    """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
+    """Draw the file SCHEDULE again on every save.
+
+    It draws in the terminal, until Ctrl-C.
 
     With -o, also keep that picture, page or text (by its suffix) up to date. While SCHEDULE is broken, its findings are
     shown, and -o keeps the last good drawing.
