@@ -53,15 +53,11 @@ class Parallel:
     @property
     def refusal(self) -> tuple[str, str] | None:
         """What a pipeline of the runtime does not carry out, and what to do instead; None for what it carries out."""
-        if self.cp > 1:
+        if beside := self._beside_splits:
+            split = "tp" if self.tp > 1 else "cp"
             return (
-                f"the plan says cp {self.cp}; a pipeline splits no sequence over ranks",
-                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `cp 1`",
-            )
-        if beside := self._beside_tensor:
-            return (
-                f"the plan says tp {self.tp} and {beside}",
-                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1`",
+                f"the plan says {split} {getattr(self, split)} and {beside}",
+                f"train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `{split} 1`",
             )
         if self.zero == 2:
             return (
@@ -71,16 +67,19 @@ class Parallel:
         return None
 
     @property
-    def _beside_tensor(self) -> str:
-        """What a pipeline of the runtime does not carry out beside the tensor parallel ranks; "" for what it does."""
-        if self.tp == 1:
+    def _beside_splits(self) -> str:
+        """What a pipeline of the runtime does not carry out beside tensor or context ranks; "" for what it does."""
+        if self.tp == self.cp == 1:
             return ""
         if self.zero == 3:
-            return "zero 3; a pipeline splits products of unsharded models alone"
-        if self.ep > 1 and not self.of:
+            return "zero 3; a pipeline splits products and sequences of unsharded models alone"
+        if self.tp > 1 and self.ep > 1 and not self.of:
             return f"ep {self.ep} without `of {OF_ATTENTION}`; a pipeline splits no experts"
-        uneven = max(self.tp, self.ep) % min(self.tp, self.ep) > 0
-        return f"ep {self.ep}; a pipeline shares experts where one of the two divides the other" if uneven else ""
+        for ranks, what in ((self.tp, ""), (self.tp * self.cp, f"cp {self.cp} and ")):
+            if max(ranks, self.ep) % min(ranks, self.ep):
+                numbers = f"{ranks} and {self.ep}"
+                return f"{what}ep {self.ep}; a pipeline shares experts where one of {numbers} divides the other"
+        return ""
 
     def shape(self) -> GroupShape | None:
         """The nodes of an expert group; None where the plan says no node, or where groups lie across nodes unevenly.

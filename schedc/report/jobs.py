@@ -95,6 +95,8 @@ def no_job(plan: PricedPlan, runs_on: Mapping[str, str | None]) -> str | None:
         return f"schedc does not run it: {runs_on['schedc']}"
     if (tp := plan.planned.axes.tp) > 1:
         return f"the job's trainer has no styles for tp {tp}: give `Pipeline` a `tensor_plan` in a script of your own"
+    if (cp := plan.planned.axes.cp) > 1:
+        return f"the job's trainer deals no tokens to cp {cp}: give them by `context_rows` in a script of your own"
     hosts = HostMap.of(plan)
     return hosts if isinstance(hosts, str) else None
 

@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import schedc
+from schedc.load.library import Text
+from schedc.source import Source
 from schedc_runtime import Checkpoints, ChunkedLoss, Cut, Mesh, Pipeline
 from schedc_runtime.data.context import ContextRows, context_rows
 from schedc_runtime.errors import RuntimeFault
@@ -23,6 +25,7 @@ from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.saved.form import step_folder
 from support.document_cases import alone, packed
 from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
+from support.tensor_expert_cases import errors_of, expert_family
 from support.tensor_run_cases import wait_for
 
 
@@ -74,6 +77,41 @@ def sequences(
     return cases
 
 
+PLANNED = """sched 1
+plan shared = {schedule}(P = {ranks}, M = 4) {{
+  layers 4
+  experts 8 top 2
+  alltoall flat
+  parallel tp 2 of attention cp 2 ep {experts} dp 1
+}}
+"""
+
+
+def planned(rank: int, world: int, names: Sequence[str], schedule: str = "1f1b", experts: int = 4) -> list[Any]:
+    """A case for each family of a model whose mesh is that of a plan's lines, as in `sequences`; and its mesh."""
+    cases = []
+    text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts)
+    program = schedc.compile(Text(Source("shared.sched", text)))
+    for name in names:
+        with wide_norms():
+            model = expert_family(name)
+            loss, gradients = alone(model)
+            errors, bits = [], set()
+            for cells in ORDERS.values():
+                rows = own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
+                pipe = Pipeline(
+                    deepcopy(model), program, loss_fn=ChunkedLoss("lm_head", chunk=5), cells=cells, timeout=60.0,
+                    example={name: value[:2] for name, value in rows.inputs.items()},
+                )  # fmt: skip
+                got = pipe.step(rows.inputs, rows.targets).item()
+                errors += [max(errors_of(pipe, gradients).values()), abs(got - loss) / loss]
+                bits.add(digest(pipe))
+                mesh = repr(pipe.mesh)
+                pipe.close()
+            cases.append({"family": name, "error": max(errors), "equal": len(bits) == 1, "mesh": mesh})
+    return cases
+
+
 def refusals(rank: int, world: int) -> dict[str, str]:
     """What a pipeline says of what context ranks do not serve, by name."""
     mesh = Mesh(2, data=2, context=2)
@@ -108,6 +146,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return {
         "sharded": sharded(),
         "graphs": told(cut=Cut(graphs=True)),
+        "auxiliary": told(make=lambda _: expert_family("Mixtral", 0.01)),
         "rng": told(rng="torch"),
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),

@@ -65,10 +65,16 @@ class Mesh:
                 f"{self.experts} ranks share the experts, {self.tensor} split products, and neither divides the other",
                 "choose expert ranks that fill whole groups of tensor ranks, or that fit into one",
             )
-        if self.context < 1 or self.replicas % self.context or (self.context > 1 and self.experts > 1):
+        if self.context < 1 or self.replicas % self.context:
             raise RuntimeFault(
-                f"{self.context} context ranks among {self.replicas} replicas, {self.experts} of which share experts",
-                "choose a number that divides the replicas, experts=1, and context=1 without context parallelism",
+                f"{self.context} context ranks among {self.replicas} replicas",
+                "choose a number that divides the replicas, and context=1 without context parallelism",
+            )
+        sharing = self.context * self.tensor
+        if max(self.experts, sharing) % min(self.experts, sharing):
+            raise RuntimeFault(
+                f"{self.experts} ranks share the experts, {sharing} share sequences, and neither divides the other",
+                "choose expert ranks that fill whole groups of context ranks, or that fit into one",
             )
         if self.experts % (self.per_node or self.experts):
             raise RuntimeFault(
@@ -81,7 +87,7 @@ class Mesh:
         self.refuse_beside_splits({"shard_dense": self.shard_dense})
 
     @classmethod
-    def of_environment(cls, pipeline: int, experts: int = 1, tensor: int = 1) -> Mesh:
+    def of_environment(cls, pipeline: int, experts: int = 1, tensor: int = 1, context: int = 1) -> Mesh:
         """The mesh of all processes that torchrun started. Data parallelism takes what the other axes leave.
 
         ``LOCAL_WORLD_SIZE`` neighbouring processes share a node. Raises `RuntimeFault` if the sizes do not divide the
@@ -96,28 +102,29 @@ class Mesh:
                 f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks{split}",
                 f"start a multiple of {least} processes{surplus(world - least)}",
             )
-        return cls(pipeline, experts, world // least, min(experts, local), tensor=tensor)
+        return cls(pipeline, experts, world // least, min(experts, local), tensor=tensor, context=context)
 
     @classmethod
     def of_device_mesh(cls, device_mesh: Any) -> Mesh:
-        """The mesh of torch's ``DeviceMesh`` over all processes. Its axes are ``pp``, ``dp`` and ``tp``, in this order.
+        """The mesh of torch's ``DeviceMesh`` over all processes: its axes are ``pp``, ``dp``, ``cp``, ``tp``, in order.
 
         An axis that is left out has one rank. Raises `RuntimeFault` for other axes, and for processes in another order.
         """
         names, ranks = tuple(device_mesh.mesh_dim_names or ()), device_mesh.mesh
-        axes = [name for name in ("pp", "dp", "tp") if name in names]
+        axes = [name for name in ("pp", "dp", "cp", "tp") if name in names]
         if list(names) != axes:
             raise RuntimeFault(
                 f"a device mesh with the axes {', '.join(names) or 'without names'}",
-                'name them "pp", "dp" and "tp", in this order: the ranks of the last axis are neighbours',
+                'name them "pp", "dp", "cp" and "tp", in this order: the ranks of the last axis are neighbours',
             )
         if ranks.flatten().tolist() != list(range(ranks.numel())):
             raise RuntimeFault(
                 "the device mesh has the processes in another order than that of their numbers, or not all of them",
-                'make it with init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "tp"))',
+                'make it with init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "cp", "tp"))',
             )
         size = dict(zip(names, ranks.shape, strict=True))
-        return cls(size.get("pp", 1), data=size.get("dp", 1), tensor=size.get("tp", 1))
+        context = size.get("cp", 1)
+        return cls(size.get("pp", 1), data=size.get("dp", 1) * context, tensor=size.get("tp", 1), context=context)
 
     @property
     def splits(self) -> str:

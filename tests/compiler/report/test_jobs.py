@@ -110,6 +110,7 @@ def test_devices_have_the_names_of_their_cluster() -> None:
 def test_a_plan_that_the_runtime_does_not_run_has_no_job() -> None:
     plan, refused = priced(replace(AXES, tp=2, dp=2)), {"schedc": "the plan says tp 2"}
     assert no_job(plan, refused) == "schedc does not run it: the plan says tp 2"
+    assert "deals no tokens to cp 2" in str(no_job(priced(replace(AXES, cp=2, dp=2)), {"schedc": None}))
     assert job_text("sky", plan, "01", refused) is None
 
 

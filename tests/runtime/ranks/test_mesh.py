@@ -81,6 +81,7 @@ def test_tensor_ranks_are_neighbours_and_have_one_batch() -> None:
     [
         (("pp", "dp", "tp"), torch.arange(12).view(2, 3, 2), Mesh(2, data=3, tensor=2)),
         (("tp",), torch.arange(4), Mesh(1, tensor=4)),
+        (("pp", "dp", "cp", "tp"), torch.arange(24).view(2, 3, 2, 2), Mesh(2, data=6, tensor=2, context=2)),
         (("pp", "tp", "dp"), torch.arange(8).view(2, 2, 2), "in this order"),
         (("pp", "tp"), torch.arange(4).view(2, 2).T, "in another order"),
     ],
@@ -119,6 +120,7 @@ def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WORLD_SIZE", "32")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert Mesh.of_environment(2, 8) == Mesh(2, 8, 2, 4)
+    assert Mesh.of_environment(2, 4, tensor=2, context=2) == Mesh(2, 4, 4, 4, tensor=2, context=2)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks") as refused:
         Mesh.of_environment(3)
@@ -156,16 +158,21 @@ def test_the_mesh_of_a_parallel_line() -> None:
     for sizes, wanted in (
         ({"ep": 2}, Mesh(2, 2, 1, 2, tensor=2)), ({"ep": 2, "dp": 3}, Mesh(2, 2, 3, 2, tensor=2)),
         ({"ep": 4, "dp": 6}, Mesh(2, 4, 3, 4, tensor=2)), ({"tp": 4, "ep": 2, "dp": 2}, Mesh(2, 2, 2, 2, tensor=4)),
+        ({"cp": 2, "ep": 4}, Mesh(2, 4, 1, 4, tensor=2, context=2)),
+        ({"tp": 1, "cp": 4, "ep": 2, "dp": 3}, Mesh(2, 2, 6, 2, context=4)),
+        ({"cp": 2, "ep": 8, "dp": 4}, Mesh(2, 8, 2, 8, tensor=2, context=2)),
     ):  # fmt: skip
         of_attention = Parallel(**{"tp": 2, "of": "attention", "node": 8, **sizes})
         assert mesh_for(Plan(parallel=of_attention), program, None) == wanted
-        assert (wanted.replicas, wanted.peers) == (of_attention.dp, of_attention.per_rank)
+        assert (wanted.replicas, wanted.peers) == (of_attention.cp * of_attention.dp, of_attention.per_rank)
     for refused, mesh, words in (
         (Parallel(tp=2, ep=2), None, "tp 2 and ep 2 without `of attention`.*(\n.*)*export PLAN --to megatron"),
-        (Parallel(tp=2, of="attention", ep=3, dp=3), None, "ep 3; a pipeline shares experts where one of the two"),
+        (Parallel(tp=2, of="attention", ep=3, dp=3), None, "ep 3; a pipeline shares experts where one of 2 and 3"),
         (Parallel(tp=2, dp=2, zero=3), None, "tp 2 and zero 3"),
         (Parallel(tp=2), Mesh(2), "data ranks x 2 tensor ranks, the mesh has 2 x 1 x 1"),
-        (Parallel(cp=4), None, "says cp 4"),
+        (Parallel(cp=2, dp=2, zero=3), None, "cp 2 and zero 3.*(\n.*)*`cp 1`"),
+        (Parallel(tp=2, of="attention", cp=3, ep=4, dp=2), None, "cp 3 and ep 4;.* one of 6 and 4 divides the other"),
+        (Parallel(cp=2, dp=2), Mesh(2, data=4), "data ranks, 2 replicas share each sequence, the mesh has 2 x 1 x 4"),
         (Parallel(dp=2, zero=2), None, "zero 2.*(\n.*)*`zero 3`"),
         (Parallel(dp=2), Mesh(2, data=4), "2 x 1 x 2 pipeline.*2 x 1 x 4"),
         (Parallel(dp=2, zero=3), Mesh(2, data=2), "2 x 1 x 2 .* with sharded parameters, the mesh has 2 x 1 x 2"),

@@ -49,10 +49,22 @@ def test_tensor_and_context_ranks_work_together() -> None:
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
+def test_a_plan_spreads_attention_sequences_and_experts_over_the_same_ranks() -> None:
+    """tp 2 of attention, cp 2 and ep 4: each expert group spans the ranks of one sequence."""
+    for (case,) in pool(4).run(f"{CASES}:planned", timeout=240, names=["Mixtral"], schedule="zbh1"):
+        assert case["mesh"] == repr(Mesh(1, 4, tensor=2, context=2))
+        assert case["error"] <= 1e-14, case
+        assert case["equal"]
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
 def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
     for told in pool(4).run(f"{CASES}:refusals", timeout=240):
         assert "2 context ranks and `fully_shard`" in told["sharded"]
         assert "2 context ranks and graphs=" in told["graphs"]
+        assert "2 context ranks and an auxiliary loss of experts" in told["auxiliary"]
         assert "2 context ranks and rng='torch'" in told["rng"]
         assert "shift=True" in told["shift"]
         assert "returned a mean" in told["mean"]
@@ -109,6 +121,9 @@ def test_a_token_attends_to_earlier_ones_of_its_document() -> None:
 def test_context_ranks_are_neighbouring_replicas() -> None:
     mesh = Mesh(2, data=4, tensor=2, context=2)
     assert mesh.sharing_sequences(Coordinate(1, 3, 1)) == [8 + 2 * 2 + 1, 8 + 3 * 2 + 1]
-    for wrong in ({"data": 3, "context": 2}, {"data": 2, "experts": 2, "context": 2}, {"context": 0}):
-        with pytest.raises(RuntimeFault, match="context ranks among"):
+    for wrong, words in (
+        ({"data": 3, "context": 2}, "context ranks among"), ({"context": 0}, "context ranks among"),
+        ({"data": 2, "experts": 3, "context": 2}, "3 ranks share the experts, 2 share sequences, and neither divides"),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeFault, match=words):
             Mesh(2, **wrong)

@@ -200,7 +200,7 @@ def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels, nam
 
 
 def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
-    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, groups of them, tp tensor ranks.
+    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, groups of them, tensor and context ranks.
 
     With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is
     made by whoever trains. Raises `RuntimeFault` for `Parallel.refusal`, and for another ``mesh``.
@@ -209,7 +209,7 @@ def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh |
         raise RuntimeFault(*refusal)
     per_node = plan.topology.per_node if plan.topology else min(parallel.ep, parallel.node)
     data, sharded = parallel.per_rank // max(parallel.ep, parallel.tp), parallel.zero == 3
-    planned = Mesh(program.ranks, parallel.ep, data, per_node, sharded, tensor=parallel.tp)
+    planned = Mesh(program.ranks, parallel.ep, data, per_node, sharded, tensor=parallel.tp, context=parallel.cp)
     if mesh is None:
         return planned
     if replace(mesh, high_priority=(), per_node=planned.per_node) != planned:
@@ -223,6 +223,7 @@ def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh |
 
 def _beside(mesh: Mesh) -> str:
     split = f" x {mesh.tensor} tensor ranks" if mesh.tensor > 1 else ""
+    split += f", {mesh.context} replicas share each sequence" if mesh.context > 1 else ""
     return split + (" with sharded parameters" if mesh.shard_dense else "")
 
 

@@ -17,7 +17,7 @@ def check_context(assembly: Assembly) -> None:
     """Raise `RuntimeFault` for the first thing, by name, that context ranks do not serve, and tensor ranks do."""
     settings = assembly.settings
     asked = {
-        "layers of experts": any(True for _ in moe_layers(settings.model)),
+        "an auxiliary loss of experts": any(layer.router.routing.balance for _, layer in moe_layers(settings.model)),
         "compile=": assembly.compile is not None,
         "graphs=": bool(settings.cut.graphs),
         "`offload` in the plan": bool(assembly.plan.offload),

@@ -23,7 +23,11 @@ ONE = PlanAxes(1, 1, 2, 1, 1, 4, 1, 1, 4, "1f1b")
 CASES: list[tuple[PlanAxes, tuple[str, str, str]]] = [
     (ONE, ("", "", "")),
     (replace(ONE, tp=2, dp=2, microbatches=8), ("", "", "")),
-    (replace(ONE, cp=2, dp=2, microbatches=8), ("cp 2", "", "")),
+    (replace(ONE, cp=2, dp=2, microbatches=8), ("", "", "")),
+    (
+        replace(ONE, cp=2, dp=2, zero=3, microbatches=8),
+        ("cp 2 and zero 3", "Megatron has no zero 3 in a pipeline", "it holds gathered parameters"),
+    ),
     (
         replace(ONE, zero=2),
         (
