@@ -19,8 +19,10 @@ from schedc.cli.common import (
     progress_bar,
     replicas_argument,
     schedule_arguments,
+    sizes_argument,
     slices_argument,
 )
+from schedc.cli.many import FOREIGN, files_arguments, print_foreign
 from schedc.cli.recorded import record_argument
 from schedc.cli.snapshot import snapshot_arguments
 
@@ -126,7 +128,8 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
 
 
 @click.command(epilog=EPILOG)
-@schedule_arguments
+@files_arguments
+@sizes_argument
 @slices_argument
 @cost_arguments
 @record_argument
@@ -151,9 +154,9 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     help="Print what no order of these ops undercuts within the memory that each rank holds here, and why.",
 )
 @_ranks_argument
-@json_argument
 def check_command(
     schedule: Given,
+    form: str,
     sizes: dict[str, int],
     costs: Costs,
     size_range: str | None,
@@ -162,18 +165,24 @@ def check_command(
     row_costs: Path | None,
     floor: bool,
     ranks: str,
-    as_json: bool,
 ) -> None:
     """Check SCHEDULE at one size: order, bubble, memory, claims.
 
-    A finding says where an order is incomplete or deadlocks, and which claim of the authors fails.
+    A finding says where an order is incomplete or deadlocks, and which claim of the authors fails. All
+    schedules and plans of several files, and of the .sched files below a folder, are checked at their default sizes.
     """
     from schedc.report.check import to_json, to_text
 
+    as_json = form == "json"
     if size_range is not None:
         factors = costs.microbatches or None
-        one_size = {"--replicas": replicas, "--snapshot": snapshot, "--rows": row_costs, "microbatches": factors}
-        one_size["--floor"] = floor or None
+        one_size: dict[str, object] = {
+            "--replicas": replicas,
+            "--snapshot": snapshot,
+            "--rows": row_costs,
+            "microbatches": factors,
+        }
+        one_size |= {"--floor": floor or None, f"--format {form}": form if form in FOREIGN else None}
         for option, value in one_size.items():
             if value is not None:
                 raise click.UsageError(f"{option} is priced at one size, without --sweep")
@@ -186,7 +195,10 @@ def check_command(
         if floor and (analysis.inside is not None or analysis.lines is not None):
             raise click.UsageError("--floor speaks of ops that take the times of costs: give no plan and no cells")
         facts = to_json(analysis, snapshot=snapshot, rows=rows, floor=floor)
-    click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
+    if form in FOREIGN:
+        print_foreign(analysis.diagnostics, form)
+    else:
+        click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
 
 

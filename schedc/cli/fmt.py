@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from schedc.cli.common import EPILOG, FINDINGS, print_findings
+from schedc.cli.many import schedule_files
 
 
 @click.command(epilog=EPILOG)
@@ -25,7 +26,7 @@ def fmt_command(files: tuple[Path, ...], check: bool) -> None:
 
     changed = 0
     findings: list[Diagnostic] = []
-    for path in _files(files):
+    for path in schedule_files(files):
         try:
             changed += _format(path, check)
         except DiagnosticError as error:
@@ -36,14 +37,6 @@ def fmt_command(files: tuple[Path, ...], check: bool) -> None:
         print_findings(tuple(findings))
     if findings or (check and changed):
         sys.exit(FINDINGS)
-
-
-def _files(paths: tuple[Path, ...]) -> list[Path]:
-    """The files of the paths, those of folders included, each once."""
-    files: dict[Path, None] = {}
-    for path in paths:
-        files |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
-    return list(files)
 
 
 def _format(path: Path, check: bool) -> bool:

@@ -120,9 +120,22 @@ def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | A
 
 
 def _named(source: Source, wanted: str | None) -> ScheduleTree | AppliedPlan:
-    file = parse(source)
+    try:
+        file = parse(source)
+    except DiagnosticError:
+        if not _begins(source.text) and Path(source.name).suffix not in ("", _SUFFIX):
+            message = f"{source.place} is no .sched file: it does not begin with `sched 1`, a schedule or a plan"
+            raise _refusal("S122", message, "give a .sched file, or the name of a library schedule") from None
+        raise
     tree = _choose(file, wanted, source)
     return applied(tree, file) if isinstance(tree, PlanTree) else checked(tree)
+
+
+def _begins(text: str) -> bool:
+    """Whether the first line that is no comment begins as files of the language do."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.split(maxsplit=1)[:1] in (["sched"], ["schedule"], ["plan"])
 
 
 def _asked(argument: Given) -> tuple[Source, str | None]:

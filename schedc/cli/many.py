@@ -1,0 +1,117 @@
+"""Many files at once: which ones a command means, and all findings in them at the default sizes of their schedules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from schedc.cli.common import finish, json_argument
+from schedc.cli.given import ScheduleArgument
+
+if TYPE_CHECKING:
+    from schedc.diagnostics import Diagnostic
+
+FOREIGN = ("sarif", "github")
+"""Formats of other tools."""
+FORMS = ("text", "json", *FOREIGN)
+"""How findings are printed."""
+_OF_MANY = {"schedules", "wanted", "as_json"}
+"""What `check` takes beside several files."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def files_arguments(command: F) -> F:
+    """Adds SCHEDULE... and --format. The command gets ``schedule`` and ``form``; several files are checked here."""
+
+    @wraps(command)
+    @click.pass_context
+    def one_or_many(
+        ctx: click.Context, /, *, schedules: tuple[Any, ...], wanted: str | None, as_json: bool, **rest: Any
+    ) -> Any:
+        if as_json and wanted not in (None, "json"):
+            raise click.UsageError(f"--json, and --format {wanted}: ask for one of them")
+        form = "json" if as_json else wanted or "text"
+        if len(schedules) == 1 and not (isinstance(schedules[0], str) and Path(schedules[0]).is_dir()):
+            with _told(form):
+                return command(schedule=schedules[0], form=form, **rest)
+        given = {name for name in rest if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        if alone := [each.opts[-1] for each in ctx.command.params if each.name in given - _OF_MANY]:
+            raise click.UsageError(f"{', '.join(alone)}: give one schedule; several are checked at their default sizes")
+        return check_files(map(str, schedules), form)
+
+    formats = click.option(
+        "--format",
+        "wanted",
+        type=click.Choice(FORMS),
+        help="How findings are printed. sarif: for code scanning. github: annotations of a workflow.",
+    )(json_argument(one_or_many))
+    return click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", type=ScheduleArgument())(formats)  # type: ignore[return-value]
+
+
+@contextmanager
+def _told(form: str) -> Iterator[None]:
+    """A block whose findings are printed in the format of another tool too, where it is asked for."""
+    from schedc.diagnostics import DiagnosticError
+
+    try:
+        yield
+    except DiagnosticError as error:
+        if form in FOREIGN:
+            print_foreign(error.diagnostics, form)
+        raise
+
+
+def schedule_files(paths: Iterable[Path]) -> list[Path]:
+    """The files of the paths, those of folders included, each once."""
+    files: dict[Path, None] = {}
+    for path in paths:
+        files |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
+    return list(files)
+
+
+def check_files(given: Iterable[str], form: str) -> None:
+    """Check every schedule and plan of the files and folders at its default sizes, and print the findings."""
+    paths = [Path(each) for each in given]
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise click.UsageError(f"there is no file or folder {', '.join(missing)}; library names are checked one by one")
+    files = schedule_files(paths)
+    if not files:
+        raise click.UsageError(f"there is no .sched file in {', '.join(map(str, paths))}")
+    found = {str(path): _findings(path) for path in files}
+    findings = tuple(finding for each in found.values() for finding in each)
+    if form in FOREIGN:
+        print_foreign(findings, form)
+    elif form == "json":
+        each = [{"file": name, "diagnostics": [one.to_json() for one in own]} for name, own in found.items()]
+        click.echo(json.dumps({"schema": "schedc.check.files", "version": 1, "files": each}))
+    else:
+        faulty = sum(map(bool, found.values()))
+        click.echo(f"{len(files)} file{'s' * (len(files) != 1)}, {faulty} with findings")
+    finish(findings)
+
+
+def print_foreign(findings: tuple[Diagnostic, ...], form: str) -> None:
+    """Print findings in the format of another tool."""
+    from schedc.report.findings import to_github, to_sarif
+
+    lines = [to_sarif(findings)] if form == "sarif" else list(to_github(findings))
+    if lines:
+        click.echo("\n".join(lines))
+
+
+def _findings(path: Path) -> list[Diagnostic]:
+    from schedc.diagnostics import DiagnosticError
+    from schedc.editor.findings import findings
+    from schedc.load.library import load
+
+    try:
+        return findings(load(path))
+    except DiagnosticError as error:
+        return list(error.diagnostics)

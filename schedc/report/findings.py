@@ -1,0 +1,85 @@
+"""Findings in the formats of other tools: SARIF 2.1.0 (OASIS), and the annotations of GitHub's workflow commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from schedc import __version__
+from schedc.codes import CODES
+from schedc.diagnostics import Diagnostic, Label
+from schedc.source import NOWHERE
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def to_sarif(findings: Sequence[Diagnostic]) -> str:
+    """One run with a rule for each code that was found. The help of a rule is the text of `schedc explain`."""
+    codes = sorted({each.code for each in findings})
+    driver = {"name": "schedc", "version": __version__, "rules": [_rule(code) for code in codes]}
+    results = [{**_result(each), "ruleIndex": codes.index(each.code)} for each in findings]
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]})
+
+
+def _rule(code: str) -> dict[str, Any]:
+    entry = CODES[code]
+    examples = [("Wrong", entry.wrong), ("Right", entry.right)]
+    shown = "".join(f"\n\n{word}:\n\n```\n{text.strip()}\n```" for word, text in examples if text)
+    return {
+        "id": code,
+        "name": "".join(word.capitalize() for word in entry.title.split()),
+        "shortDescription": {"text": entry.title},
+        "fullDescription": {"text": entry.explanation},
+        "help": {"text": f"{entry.explanation} `schedc explain {code}` shows examples.",
+                 "markdown": f"{entry.explanation}{shown}"},
+        "defaultConfiguration": {"level": "error"},
+    }  # fmt: skip
+
+
+def _result(finding: Diagnostic) -> dict[str, Any]:
+    text = "\n".join([finding.message, *finding.notes, *([f"help: {finding.help}"] if finding.help else [])])
+    others = [label for label in finding.secondary if label.span != NOWHERE]
+    result: dict[str, Any] = {"ruleId": finding.code, "level": "error", "message": {"text": text}}
+    if finding.source is not None:
+        result["locations"] = [_location(finding, finding.primary)]
+        if others:
+            related = [{**_location(finding, label), "message": {"text": label.text or "here"}} for label in others]
+            result["relatedLocations"] = related
+    return result
+
+
+def _location(finding: Diagnostic, label: Label) -> dict[str, Any]:
+    assert finding.source is not None
+    place: dict[str, Any] = {"artifactLocation": {"uri": finding.source.place.replace("\\", "/")}}
+    if label.span != NOWHERE:
+        span = label.span
+        place["region"] = {
+            "startLine": span.line,
+            "startColumn": span.column,
+            "endLine": span.end_line,
+            "endColumn": max(span.end_column, span.column + 1) if span.end_line == span.line else span.end_column,
+        }
+    return {"physicalLocation": place}
+
+
+def to_github(findings: Sequence[Diagnostic]) -> Iterator[str]:
+    """A line for each finding, which GitHub shows at its place in a pull request."""
+    for finding in findings:
+        span, fields = finding.primary.span, [f"title={_field(f'{finding.code} {CODES[finding.code].title}')}"]
+        if finding.source is not None:
+            fields.append(f"file={_field(finding.source.place)}")
+            if span != NOWHERE:
+                fields += [f"line={span.line}", f"col={span.column}"]
+                fields += [f"endLine={span.end_line}", f"endColumn={span.end_column}"]
+        text = "\n".join([finding.message, *finding.notes, *([f"help: {finding.help}"] if finding.help else [])])
+        yield f"::error {','.join(fields)}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _field(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,107 @@
+"""`schedc check` of files and folders: all findings, in the formats of other tools, and one refusal for other texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedc.cli import COMMANDS
+from schedc.codes import CODES
+from support.commands import schedc
+from support.needs import needed
+
+ROOT = Path(__file__).resolve().parents[3]
+WRONG = CODES["S501"].wrong
+MISTAKES = sorted((ROOT / "examples" / "mistakes").glob("*.sched"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with a right file, a wrong one below it, and a text that is no schedule."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "right.sched").write_text(CODES["S501"].right, encoding="utf-8")
+    (tmp_path / "below" / "wrong.sched").write_text(WRONG, encoding="utf-8")
+    (tmp_path / "notes.md").write_text("# Notes\n\nA schedule { } of ours.\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_folder_means_the_files_below_it(files: Path) -> None:
+    result = schedc("check", str(files))
+    assert result.exit_code == 1
+    assert result.stdout == "2 files, 1 with findings\n"
+    assert "below/wrong.sched:8:3" in result.stderr
+    facts = json.loads(schedc("check", str(files / "right.sched"), str(files / "below"), "--json").stdout)
+    assert [[one["code"] for one in each["diagnostics"]] for each in facts["files"]] == [[], ["S501"]]
+    assert schedc("check", str(files / "right.sched"), str(files / "right.sched")).exit_code == 0
+
+
+def test_annotations_stand_at_the_places_of_findings(files: Path) -> None:
+    wrong = files / "below" / "wrong.sched"
+    for arguments in ([str(files)], [str(wrong)]):  # a folder, and one file
+        result = schedc("check", *arguments, "--format", "github")
+        (line,) = result.stdout.splitlines()
+        head, _, text = line.partition("::")[2].partition("::")
+        assert head == f"error title=S501 a claim does not hold,file={wrong},line=8,col=3,endLine=8,endColumn=27"
+        assert text.startswith("the claim `bubble == (P-1)*F` does not hold%0Acounterexample: ")
+        assert "%0Ahelp: correct the claim" in text
+        assert result.exit_code == 1
+    assert schedc("check", "1f1b", "--format", "github").stdout == ""
+
+
+def test_sarif_has_every_finding_with_a_rule_that_explains_it() -> None:
+    result = schedc("check", *map(str, MISTAKES), "--format", "sarif")
+    (run,) = json.loads(result.stdout)["runs"]
+    rules, results = run["tool"]["driver"]["rules"], run["results"]
+    assert [rule["id"] for rule in rules] == sorted({each["ruleId"] for each in results})
+    assert len(results) >= len(MISTAKES) >= 16
+    for each in results:
+        rule = rules[each["ruleIndex"]]
+        assert rule["id"] == each["ruleId"]
+        assert CODES[rule["id"]].wrong.strip() in rule["help"]["markdown"]
+        place = each["locations"][0]["physicalLocation"]
+        text = Path(place["artifactLocation"]["uri"]).read_text(encoding="utf-8").splitlines()
+        region = place["region"]
+        assert (region["startLine"], region["startColumn"]) < (region["endLine"], region["endColumn"])
+        assert text[region["startLine"] - 1][region["startColumn"] - 1 :].strip()
+    deadlock = next(each for each in results if each["ruleId"] == "S301")
+    assert [label["message"]["text"] for label in deadlock["relatedLocations"]] == ["rank 1 stands here"]
+    empty = json.loads(schedc("check", "1f1b", "--format", "sarif").stdout)
+    assert empty["runs"][0]["results"] == []
+
+
+def test_a_text_that_is_no_schedule_has_one_finding(files: Path) -> None:
+    result = schedc("check", str(files / "notes.md"))
+    assert result.exit_code == 2
+    assert "notes.md is no .sched file" in result.stderr
+    assert "1 finding;" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.sched", "1f1b"], "there is no file or folder nowhere.sched, 1f1b"),
+        (["right.sched", "below", "-D", "P=3", "--floor"], "--define, --floor: give one schedule"),
+        (["right.sched", "--json", "--format", "sarif"], "ask for one of them"),
+        (["right.sched", "--sweep", "P<=3", "--format", "github"], "--format github is priced at one size"),
+        (["empty"], "there is no .sched file in empty"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    files: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(files)
+    (files / "empty").mkdir()
+    result = schedc("check", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_hooks_call_commands_that_take_files() -> None:
+    hooks = needed("yaml").safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    assert {hook["id"] for hook in hooks} == {"schedc-check", "schedc-fmt"}
+    for hook in hooks:
+        program, command = hook["entry"].split()
+        assert (program, hook["language"]) == ("schedc", "python")
+        assert command in COMMANDS
