@@ -25,7 +25,9 @@ def _swiglu_inputs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[T
     ends = torch.tensor((2, 2, 6), dtype=torch.int32, device=device)
     many = torch.randn(6, 80).to(device, dtype)
     yield *many.chunk(2, -1), torch.randn(3, 80).to(device, dtype), ends, torch.randn(6).to(device)
-    yield *torch.randn(0, 16).to(device, dtype).chunk(2, -1), None, None, None
+    empty = torch.randn(0, 16).to(device, dtype)
+    yield *empty.chunk(2, -1), None, None, None
+    yield *empty.chunk(2, -1), torch.randn(3, 16).to(device, dtype), 0 * ends, torch.randn(0).to(device)
 
 
 def _swiglu(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:

@@ -28,7 +28,7 @@ def _biased(gate: Tensor, up: Tensor, bias: Tensor | None, ends: Tensor | None) 
     if ends is not None:
         rows = torch.arange(gate.shape[:-1].numel(), device=gate.device, dtype=ends.dtype)
         expert = torch.bucketize(rows, ends, right=True).clamp_(max=len(ends) - 1)
-        added = bias.index_select(0, expert).view(*gate.shape[:-1], -1)
+        added = bias.index_select(0, expert).view(*gate.shape[:-1], bias.shape[-1])
     first, second = added.chunk(2, -1)
     return gate + first, up + second
 
