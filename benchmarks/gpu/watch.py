@@ -15,7 +15,7 @@ from typing import Any
 
 from gpu.claims import Bound, Claim, not_measured
 from gpu.setting import Setting
-from support.device_faults import FAULTS, tried
+from support.device_faults import FAULTS, Fault, tried
 from support.simulated_cases import unclean
 
 CLAIMS = (
@@ -46,8 +46,7 @@ CASES = (
 def measure(setting: Setting) -> dict[str, Any]:
     findings = [text for case in CASES for text in unclean(*case)]
     if name := os.environ.get("SCHEDC_GPU_FAULT", ""):
-        fault = next(fault for fault in FAULTS if fault.name == name)
-        findings += [f"{name}: {text}" for text in tried(fault, strict=True).findings]
+        findings += [f"{name}: {text}" for text in tried(planted(name), strict=True).findings]
     races = sanitized() if setting.gpu else None
     return {
         "watch": {
@@ -56,6 +55,14 @@ def measure(setting: Setting) -> dict[str, Any]:
             "raced": races or [],
         }
     }  # fmt: skip
+
+
+def planted(name: str) -> Fault:
+    """The fault with a name. Raises ValueError with all names for another one."""
+    by_name = {fault.name: fault for fault in FAULTS}
+    if name not in by_name:
+        raise ValueError(f"SCHEDC_GPU_FAULT={name!r}: possible: {'; '.join(by_name)}")
+    return by_name[name]
 
 
 def sanitized() -> list[str]:

@@ -131,6 +131,9 @@ def test_a_planted_fault_is_a_claim_that_is_not_met(monkeypatch: pytest.MonkeyPa
     state.put(run_section("watch", CPU, 1), "watch", 0.0)
     assert state.results["watch"]["found"][0].startswith(f"{FAULTS[0].name}: ")
     assert status_of(state, ["watch"], []) == 1
+    monkeypatch.setenv("SCHEDC_GPU_FAULT", "none")
+    refused = run_section("watch", CPU, 1)["watch"]["result"]
+    assert refused.startswith(f"failed: ValueError: SCHEDC_GPU_FAULT='none': possible: {FAULTS[0].name}; ")
 
 
 def test_a_schedule_or_plan_with_other_bits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
