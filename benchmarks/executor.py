@@ -6,6 +6,8 @@ Instruction: one rank has four stages and 16 microbatches, interleaved 1F1B, no 
 schedc and torch run the same stage modules in the same order. The loop calls only the modules and autograd's engine,
 and is the fastest loop that we know (`torch.autograd.backward` would add some 10 us per backward). schedc and torch run
 as their users run them, from the batch to the loss, so that all bookkeeping counts. Processor time of one thread.
+The three take turns, so that each finds caches that another one has filled. ``by_itself_overhead_us`` is of steps and
+loops that run by themselves, one after the other.
 
 Stream: one process has four ranks with a stage each, 1F1B with 64 microbatches, 2,048 instructions. A stage adds one
 parameter. Processor time; the loop calls the same modules and autograd's engine, without messages, in an order that
@@ -248,9 +250,11 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
     in_turns(5, *runs.values())
     least = [min(times) * 1e6 for times in in_turns(repetitions, *runs.values(), clock=time.process_time)]
     hand, ours, theirs = least
+    by_itself = [min(in_turns(repetitions, run, clock=time.process_time)[0]) * 1e6 for run in list(runs.values())[:2]]
     ops = ops_of(program)
     return {
         "overhead_us": (ours - hand) / ops, "torch_overhead_us": (theirs - hand) / ops,
+        "by_itself_overhead_us": (by_itself[1] - by_itself[0]) / ops,
         "hand_written_us": hand / ops, "ops": float(ops),
     }  # fmt: skip
 
