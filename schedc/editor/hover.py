@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS, LETTERS, OpKind
@@ -18,6 +19,7 @@ from schedc.units import equations
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _PHASE = re.compile(r"\bphase\s+$")
 _OP = re.compile(rf"([{LETTERS}])(\d*)")
+N = TypeVar("N")
 _MOST_RANKS = 16
 """Most ranks whose stages a hover text lists."""
 
@@ -95,22 +97,23 @@ def _of_file(tree: ScheduleTree, word: str, span: Span) -> str | None:
     for parameter in tree.parameters:
         if parameter.name == word:
             return _size(parameter)
-    if defined := [item for item in _definitions(tree) if item.name == word]:
+    definitions: list[Let | Function] = [*nodes_of(tree, Let), *nodes_of(tree, Function)]
+    if defined := [item for item in definitions if item.name == word]:
         before = [item for item in defined if item.span <= span]
         return _definition(tree, (before or defined)[-1])
     return None
 
 
-def _definitions(node: object) -> Iterator[Let | Function]:
-    """Every `let` and `fn` below a node of the tree, in the order of the text."""
-    if isinstance(node, Let | Function):
+def nodes_of(node: object, kind: type[N]) -> Iterator[N]:
+    """Every node of a kind below a node of the tree, in the order of its fields; none inside of another one."""
+    if isinstance(node, kind):
         yield node
     elif isinstance(node, tuple):
         for item in node:
-            yield from _definitions(item)
+            yield from nodes_of(item, kind)
     elif is_dataclass(node) and not isinstance(node, Source):
         for field in fields(node):
-            yield from _definitions(getattr(node, field.name))
+            yield from nodes_of(getattr(node, field.name), kind)
 
 
 def _size(parameter: SizeParameter) -> str:

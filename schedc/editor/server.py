@@ -1,26 +1,59 @@
-"""Runs the language server over stdio: answers with diagnostics, hover texts and formatted texts (LSP 3.17)."""
+"""Runs the language server over stdio: what `schedc.editor` knows of a text, in the terms of LSP 3.17."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
 from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
 from schedc import __version__
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.editor.complete import completions
 from schedc.editor.findings import findings
-from schedc.editor.hover import hover_code
+from schedc.editor.hints import hints
+from schedc.editor.hover import WORDS, hover_code, word_at
+from schedc.editor.names import occurrence_at, references, rename
+from schedc.editor.outline import Symbol, blocks, symbols
+from schedc.editor.semantic import TYPES, semantic_tokens
+from schedc.load.library import load, names, open_schedule
 from schedc.source import NOWHERE, Source, Span
 from schedc.syntax.formatter import format_source
+from schedc.syntax.plan_words import FORMS
+
+_AtPlace: TypeAlias = (
+    types.HoverParams | types.CompletionParams | types.DefinitionParams | types.ReferenceParams | types.RenameParams
+    | types.SignatureHelpParams
+)  # fmt: skip
+_APPLIED = re.compile(r"\bplan\s+\w+\s*=\s*$")
+_COMPLETED = {
+    "keyword": types.CompletionItemKind.Keyword,
+    "name": types.CompletionItemKind.Variable,
+    "op": types.CompletionItemKind.EnumMember,
+    "line": types.CompletionItemKind.Snippet,
+    "schedule": types.CompletionItemKind.Module,
+}
+_SYMBOLS = {
+    "schedule": types.SymbolKind.Class,
+    "plan": types.SymbolKind.Object,
+    "size": types.SymbolKind.TypeParameter,
+    "let": types.SymbolKind.Constant,
+    "function": types.SymbolKind.Function,
+    "phase": types.SymbolKind.Namespace,
+    "claim": types.SymbolKind.Property,
+    "line": types.SymbolKind.Field,
+}
 
 
 def serve() -> None:
     """Answer on stdin and stdout until the client exits."""
     server = LanguageServer("schedc", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
-    server.feature(types.TEXT_DOCUMENT_DID_OPEN)(_opened)
-    server.feature(types.TEXT_DOCUMENT_DID_CHANGE)(_changed)
-    server.feature(types.TEXT_DOCUMENT_DID_CLOSE)(_closed)
-    server.feature(types.TEXT_DOCUMENT_HOVER)(_hover)
-    server.feature(types.TEXT_DOCUMENT_FORMATTING)(_format)
+    for feature, answer in _ANSWERS.items():
+        server.feature(feature, *_OPTIONS.get(feature, ()))(answer)
     server.start_io()
 
 
@@ -37,9 +70,8 @@ def _closed(server: LanguageServer, params: types.DidCloseTextDocumentParams) ->
 
 
 def _hover(server: LanguageServer, params: types.HoverParams) -> types.Hover | None:
-    source = _source(server, params.text_document.uri)
-    line = params.position.line + 1
-    explanation = hover_code(source, line, _column(source.line(line), params.position.character))
+    source, line, column = _place(server, params)
+    explanation = hover_code(source, line, column)
     if explanation is None:
         return None
     text, span = explanation
@@ -57,6 +89,102 @@ def _format(server: LanguageServer, params: types.DocumentFormattingParams) -> l
         return []
     whole = types.Range(types.Position(0, 0), types.Position(len(source.lines), 0))
     return [types.TextEdit(whole, text)]
+
+
+def _complete(server: LanguageServer, params: types.CompletionParams) -> list[types.CompletionItem]:
+    source, line, column = _place(server, params)
+    return [
+        types.CompletionItem(each.word, kind=_COMPLETED[each.kind], detail=each.detail or None)
+        for each in completions(source, line, column)
+    ]
+
+
+def _define(server: LanguageServer, params: types.DefinitionParams) -> types.Location | None:
+    """The definition of a name; of the schedule of a plan also the file of the library."""
+    source, line, column = _place(server, params)
+    if (one := occurrence_at(source, line, column)) is not None:
+        return types.Location(params.text_document.uri, _range(source, one.defined))
+    return _shipped(source, line, column)
+
+
+def _shipped(source: Source, line: int, column: int) -> types.Location | None:
+    """The place of a schedule of the library that a plan applies."""
+    word = word_at(source, line, column)
+    if word is None or word[0] not in names() or not _APPLIED.search(source.line(line)[: word[1].column - 1]):
+        return None
+    shipped = load(word[0])
+    tree = open_schedule(word[0])
+    return types.Location(Path(shipped.place).absolute().as_uri(), _range(shipped, tree.span))
+
+
+def _refer(server: LanguageServer, params: types.ReferenceParams) -> list[types.Location]:
+    source, line, column = _place(server, params)
+    return [types.Location(params.text_document.uri, _range(source, span)) for span in references(source, line, column)]
+
+
+def _rename(server: LanguageServer, params: types.RenameParams) -> types.WorkspaceEdit:
+    """The edits of a new name. Raises an error of the protocol that says why a name cannot be."""
+    source, line, column = _place(server, params)
+    places = rename(source, line, column, params.new_name)
+    if isinstance(places, str):
+        raise JsonRpcInvalidParams(places)
+    edits = [types.TextEdit(_range(source, span), params.new_name) for span in places]
+    return types.WorkspaceEdit(changes={params.text_document.uri: edits})
+
+
+def _outline(server: LanguageServer, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+    source = _source(server, params.text_document.uri)
+    return [_symbol(source, each) for each in symbols(source)]
+
+
+def _symbol(source: Source, symbol: Symbol) -> types.DocumentSymbol:
+    inner = [_symbol(source, each) for each in symbol.inner]
+    whole, place = _range(source, symbol.whole), _range(source, symbol.place)
+    return types.DocumentSymbol(symbol.name, _SYMBOLS[symbol.kind], whole, place, children=inner or None)
+
+
+def _fold(server: LanguageServer, params: types.FoldingRangeParams) -> list[types.FoldingRange]:
+    source = _source(server, params.text_document.uri)
+    return [types.FoldingRange(begin - 1, end - 2) for begin, end in blocks(source) if end - 2 > begin - 1]
+
+
+def _colour(server: LanguageServer, params: types.SemanticTokensParams) -> types.SemanticTokens:
+    """Five numbers for each word: lines and units from the word before it, its length, its type, no modifiers."""
+    source, data = _source(server, params.text_document.uri), list[int]()
+    line = start = 0
+    for each in semantic_tokens(source):
+        place = _range(source, each.span)
+        begin = place.start.character - (start if place.start.line == line else 0)
+        length = place.end.character - place.start.character
+        data += [place.start.line - line, begin, length, TYPES.index(each.type), 0]
+        line, start = place.start.line, place.start.character
+    return types.SemanticTokens(data)
+
+
+def _hint(server: LanguageServer, params: types.InlayHintParams) -> list[types.InlayHint]:
+    source, wanted = _source(server, params.text_document.uri), params.range
+    found = []
+    for each in hints(source):
+        place = _range(source, Span(each.line, each.column, each.line, each.column)).start
+        if wanted.start.line <= place.line <= wanted.end.line:
+            found.append(types.InlayHint(place, each.text, padding_left=True))
+    return found
+
+
+def _sign(server: LanguageServer, params: types.SignatureHelpParams) -> types.SignatureHelp | None:
+    """The form of the line of a plan at a place, and its meaning."""
+    source, line, _ = _place(server, params)
+    word = next(iter(source.line(line).split()), "")
+    if word not in FORMS:
+        return None
+    return types.SignatureHelp([types.SignatureInformation(FORMS[word], documentation=WORDS[word])])
+
+
+def _place(server: LanguageServer, params: _AtPlace) -> tuple[Source, int, int]:
+    """The text, and line and column from 1."""
+    source = _source(server, params.text_document.uri)
+    line = params.position.line + 1
+    return source, line, _column(source.line(line), params.position.character)
 
 
 def _publish(server: LanguageServer, uri: str) -> None:
@@ -107,3 +235,27 @@ def _units(text: str) -> int:
 def _column(line: str, character: int) -> int:
     """The column, from 1, of a character given in UTF-16 units from 0."""
     return len(line.encode("utf-16-le")[: 2 * character].decode("utf-16-le", errors="ignore")) + 1
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    types.TEXT_DOCUMENT_DID_OPEN: _opened,
+    types.TEXT_DOCUMENT_DID_CHANGE: _changed,
+    types.TEXT_DOCUMENT_DID_CLOSE: _closed,
+    types.TEXT_DOCUMENT_HOVER: _hover,
+    types.TEXT_DOCUMENT_FORMATTING: _format,
+    types.TEXT_DOCUMENT_COMPLETION: _complete,
+    types.TEXT_DOCUMENT_DEFINITION: _define,
+    types.TEXT_DOCUMENT_REFERENCES: _refer,
+    types.TEXT_DOCUMENT_RENAME: _rename,
+    types.TEXT_DOCUMENT_DOCUMENT_SYMBOL: _outline,
+    types.TEXT_DOCUMENT_FOLDING_RANGE: _fold,
+    types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: _colour,
+    types.TEXT_DOCUMENT_INLAY_HINT: _hint,
+    types.TEXT_DOCUMENT_SIGNATURE_HELP: _sign,
+}
+"""What answers each request of the protocol."""
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    types.TEXT_DOCUMENT_COMPLETION: (types.CompletionOptions(trigger_characters=[":", " "]),),
+    types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (types.SemanticTokensLegend(list(TYPES), []),),
+    types.TEXT_DOCUMENT_SIGNATURE_HELP: (types.SignatureHelpOptions(trigger_characters=[" "]),),
+}

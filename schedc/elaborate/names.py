@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.elaborate.computed_orders import check_computed_orders
@@ -16,7 +17,7 @@ from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 
 @dataclass(frozen=True)
-class _Meaning:
+class Meaning:
     """The meaning of a name. span: where the name is defined. arity: number of parameters of a function."""
 
     kind: str
@@ -24,7 +25,15 @@ class _Meaning:
     arity: int = 0
 
 
-_Names = dict[str, _Meaning]
+class NameUse(NamedTuple):
+    """A name where it is defined, or used. span: of the definition, or of the expression that begins with the name."""
+
+    name: str
+    span: Span
+    meaning: Meaning
+
+
+_Names = dict[str, Meaning]
 
 _PAIRS = f"pairs are {', '.join(map(' & '.join, PAIR_NAMES))}"
 
@@ -34,6 +43,13 @@ def check(tree: t.ScheduleTree) -> list[Diagnostic]:
     checker = _Checker(tree.source)
     checker.schedule(tree)
     return sorted(checker.findings, key=lambda finding: finding.primary.span)
+
+
+def name_uses(tree: t.ScheduleTree) -> list[NameUse]:
+    """Each definition and each use of a name of the schedule, by place. Unknown names have none."""
+    checker = _Checker(tree.source)
+    checker.schedule(tree)
+    return sorted(checker.uses, key=lambda use: use.span)
 
 
 def checked(tree: t.ScheduleTree) -> t.ScheduleTree:
@@ -46,7 +62,7 @@ def checked(tree: t.ScheduleTree) -> t.ScheduleTree:
 
 
 class _Checker:
-    """Walks a schedule. Every method adds to ``findings`` and goes on.
+    """Walks a schedule. Every method adds to ``findings`` and ``uses``, and goes on.
 
     later: by name, the place of each function of the file; tells a call that comes too early from an unknown function.
     single_chunk: whether the placement gives each rank one chunk, so ops name no chunk.
@@ -55,6 +71,7 @@ class _Checker:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.findings: list[Diagnostic] = []
+        self.uses: list[NameUse] = []
         self.later: dict[str, Span] = {}
         self.single_chunk = False
 
@@ -129,7 +146,8 @@ class _Checker:
             self.add("S102", f"`{name}` already has a meaning", span, "and another one here", *before,
                      help="choose another name")  # fmt: skip
         else:
-            names[name] = _Meaning(kind, span, arity)
+            names[name] = Meaning(kind, span, arity)
+            self.uses.append(NameUse(name, span, names[name]))
 
     def function(self, function: t.Function, names: _Names) -> None:
         inner = dict(names)
@@ -252,7 +270,7 @@ class _Checker:
 
     # ---- values
 
-    def expr(self, expr: t.Expr, names: Mapping[str, _Meaning]) -> None:
+    def expr(self, expr: t.Expr, names: Mapping[str, Meaning]) -> None:
         """Check an expression outside of claims, whose value is an integer."""
         match expr:
             case t.Int(value=float()):
@@ -273,8 +291,9 @@ class _Checker:
         for part in parts(expr):
             self.expr(part, names)
 
-    def name(self, name: t.Name, names: Mapping[str, _Meaning]) -> None:
+    def name(self, name: t.Name, names: Mapping[str, Meaning]) -> None:
         if name.id in names:
+            self.uses.append(NameUse(name.id, name.span, names[name.id]))
             if names[name.id].kind == "function":
                 self.add("S107", f"`{name.id}` is a function", name.span, help=f"call it: {name.id}(...)")
         elif name.id[0] in OP_LETTERS and (name.id[1:].isdigit() or len(name.id) == 1):
@@ -285,8 +304,10 @@ class _Checker:
             values = [value for value, meaning in names.items() if meaning.kind != "function"]
             self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, values))
 
-    def call(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
+    def call(self, call: t.Call, names: Mapping[str, Meaning]) -> None:
         meaning = names.get(call.function)
+        if meaning is not None:
+            self.uses.append(NameUse(call.function, call.span, meaning))
         if meaning is not None and meaning.kind != "function":
             definition = Label(meaning.span, "given here")
             self.add("S106", f"`{call.function}` is a {meaning.kind}, not a function", call.span, "", definition)
@@ -300,7 +321,7 @@ class _Checker:
             message = f"`{call.function}` takes {wanted} arguments, not {len(call.arguments)}"
             self.add("S106", message, call.span)
 
-    def unknown_function(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
+    def unknown_function(self, call: t.Call, names: Mapping[str, Meaning]) -> None:
         if call.function in self.later:
             definition = Label(self.later[call.function], "it is defined here")
             help = "a function may call only functions above it, so there is no recursion"
@@ -312,7 +333,7 @@ class _Checker:
 
     # ---- claims
 
-    def claim(self, claim: t.Claim, names: Mapping[str, _Meaning], rank_only: set[str]) -> None:
+    def claim(self, claim: t.Claim, names: Mapping[str, Meaning], rank_only: set[str]) -> None:
         """Check a claim: it compares metrics with sizes and costs, and names a single rank only in ``[r]``.
 
         rank_only: names that the rank block defines, which claims cannot use.
@@ -326,7 +347,7 @@ class _Checker:
         if claim.condition is not None:
             self.claim_part(claim.condition, names, legal, rank_only)
 
-    def claim_part(self, expr: t.Expr, names: Mapping[str, _Meaning], legal: set[str], rank_only: set[str]) -> None:
+    def claim_part(self, expr: t.Expr, names: Mapping[str, Meaning], legal: set[str], rank_only: set[str]) -> None:
         """Check a part of a claim. legal: names that it may use."""
         match expr:
             case t.Index(name=name, index=index):
@@ -338,6 +359,8 @@ class _Checker:
                 return
             case t.Name(id=name) if name not in legal:
                 self.unknown_in_claim(expr, names, legal, rank_only)
+            case t.Name(id=name) if name in names:
+                self.uses.append(NameUse(name, expr.span, names[name]))
             case t.Call(function=function):
                 if function not in BUILTINS and function in names:
                     self.add("S109", "claims call only the functions of the language", expr.span,
@@ -348,7 +371,7 @@ class _Checker:
             self.claim_part(part, names, legal, rank_only)
 
     def unknown_in_claim(
-        self, name: t.Name, names: Mapping[str, _Meaning], legal: set[str], rank_only: set[str]
+        self, name: t.Name, names: Mapping[str, Meaning], legal: set[str], rank_only: set[str]
     ) -> None:
         """Report a name that is not legal in a claim: unknown (S101), or known only elsewhere (S109)."""
         if name.id in names or name.id in rank_only:

@@ -47,7 +47,7 @@ def elaborate(
     tree = checked(tree)
     bound = bind_sizes(tree, sizes)
     evaluator = Evaluator(tree.source, bound, {function.name: function for function in tree.functions})
-    scope = _file_scope(tree, evaluator, bound)
+    scope = file_scope(tree, evaluator, bound)
     ranks, microbatches = (bound[parameter_of_role(tree, role).name] for role in ("ranks", "microbatches"))
     parts = segments_per_microbatch(tree, bound)
     placement = in_segments(build_placement(tree.places[0], ranks, microbatches, evaluator, scope), parts)
@@ -105,7 +105,7 @@ def _written(
     return WrittenOrder(schedule, expander.rule, np.array([item.computed for item in expander.items], bool))
 
 
-def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
+def file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
     """The sizes and the values of the `let`s outside of the rank block. Raises (S114) if a `require` fails."""
     scope = Scope(1, dict(sizes))
     failed: list[Diagnostic] = []

@@ -68,15 +68,39 @@ def parse(source: Source) -> FileTree:
     return tree
 
 
+def legal_next(source: Source) -> tuple[list[Token], set[str]]:
+    """The tokens of a text that ends anywhere, and the types of tokens that may come next; none beyond a limit."""
+    lark, build = grammar()
+    tokens = scan(source, lark.parser.lexer.lexer)
+    if tokens.fatal:
+        return [], set()
+    build.source = source
+    parser = lark.parse_interactive()
+    _feed(parser, tokens, source)
+    return tokens.items, _accepted(parser)
+
+
 def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[FileTree | None, list[Diagnostic]]:
-    """Feed all tokens to the parser, and go on after every error.
+    """Feed all tokens and the end of the text to the parser."""
+    errors, recovered = _feed(parser, tokens, source)
+    if recovered:
+        return None, errors
+    items, last = tokens.items, Token("$END", "", 0, 1, 1, 1, 1, 0)
+    end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
+    try:
+        return parser.feed_token(end), errors
+    except UnexpectedToken:
+        return None, [unexpected([*items, end], len(items), _accepted(parser), source)]
+
+
+def _feed(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[list[Diagnostic], bool]:
+    """Feed all tokens to the parser, and go on after every error. Returns errors, and whether there were any.
 
     A token in the place of a name, or a superfluous one, is skipped. After another error, parsing goes on at the next
     token that begins a construct; constructs that were open before it are dropped.
     """
     errors: list[Diagnostic] = []
     entered: set[int] = set()
-    last = Token("$END", "", 0, 1, 1, 1, 1, 0)
     i, recoveries, items = 0, 0, tokens.items
     while i < len(items) and len(errors) < _MAX_ERRORS and recoveries < _MAX_RECOVERIES:
         if i in entered:  # the end of a block whose beginning was skipped
@@ -95,13 +119,7 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
                 i += 1
             else:
                 i = _resume(parser, tokens, i + (items[i].type in ("OP", "OP_DIGIT")), entered)
-    if recoveries:
-        return None, errors
-    end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
-    try:
-        return parser.feed_token(end), errors
-    except UnexpectedToken:
-        return None, [unexpected([*items, end], len(items), _accepted(parser), source)]
+    return errors, recoveries > 0
 
 
 def _skipped(parser: InteractiveParser, items: list[Token], i: int, accepted: set[str]) -> bool:

@@ -256,8 +256,34 @@ def test_a_file_is_written_with_the_servers_help(client: Client) -> None:
     assert "all { F0  F1  B1  B0 }" in edit["newText"]
     assert edit["range"]["end"]["line"] == TEXT.count("\n") + 1
 
+    for method, asked, said in (
+        ("completion", {"position": place}, {"label": "F1"}),
+        ("definition", {"position": {"line": 6, "character": 30}}, {"line": 2, "character": 14}),
+        ("references", {"position": {"line": 2, "character": 14}, "context": {"includeDeclaration": True}},
+         {"line": 6}),
+        ("rename", {"position": {"line": 4, "character": 6}, "newName": "half"}, {"newText": "half"}),
+        ("documentSymbol", {}, {"name": "mine"}),
+        ("foldingRange", {}, {"startLine": 2, "endLine": 6}),
+        ("semanticTokens/full", {}, {"data": [2, 9, 4, 5, 0]}),
+        ("inlayHint", {"range": {"start": {"line": 0, "character": 0}, "end": {"line": 9, "character": 0}}},
+         {"label": "4 times"}),
+    ):  # fmt: skip
+        answer = client.request(f"textDocument/{method}", textDocument={"uri": uri}, **asked)
+        assert _holds(answer, said), (method, answer)
+
     client.notify("textDocument/didClose", textDocument={"uri": uri})
     assert client.diagnostics()["diagnostics"] == []
     client.request("shutdown")
     client.notify("exit")
     assert client.process.wait(timeout=10) == 0
+
+
+def _holds(answer: Any, said: dict[str, Any]) -> bool:
+    """Whether some object of an answer has these entries; of a list, its first ones."""
+    if isinstance(answer, dict):
+        own = all(
+            answer.get(key, [])[: len(value)] == value if isinstance(value, list) else answer.get(key) == value
+            for key, value in said.items()
+        )
+        return own or any(_holds(each, said) for each in answer.values())
+    return isinstance(answer, list) and any(_holds(each, said) for each in answer)
