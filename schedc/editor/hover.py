@@ -97,23 +97,23 @@ def _of_file(tree: ScheduleTree, word: str, span: Span) -> str | None:
     for parameter in tree.parameters:
         if parameter.name == word:
             return _size(parameter)
-    definitions: list[Let | Function] = [*nodes_of(tree, Let), *nodes_of(tree, Function)]
+    definitions: list[Let | Function] = [*syntax_nodes(tree, Let), *syntax_nodes(tree, Function)]
     if defined := [item for item in definitions if item.name == word]:
         before = [item for item in defined if item.span <= span]
         return _definition(tree, (before or defined)[-1])
     return None
 
 
-def nodes_of(node: object, kind: type[N]) -> Iterator[N]:
+def syntax_nodes(node: object, kind: type[N]) -> Iterator[N]:
     """Every node of a kind below a node of the tree, in the order of its fields; none inside of another one."""
     if isinstance(node, kind):
         yield node
     elif isinstance(node, tuple):
         for item in node:
-            yield from nodes_of(item, kind)
+            yield from syntax_nodes(item, kind)
     elif is_dataclass(node) and not isinstance(node, Source):
         for field in fields(node):
-            yield from nodes_of(getattr(node, field.name), kind)
+            yield from syntax_nodes(getattr(node, field.name), kind)
 
 
 def _size(parameter: SizeParameter) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from schedc.diagnostics import DiagnosticError
-from schedc.editor.hover import nodes_of
+from schedc.editor.hover import syntax_nodes
 from schedc.source import Source, Span
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import Phase, ScheduleTree
@@ -15,17 +15,17 @@ from schedc.syntax.tree import Phase, ScheduleTree
 _SIGNS = re.compile(r"#[^\n]*|\"[^\"\n]*\"|[{}]")
 
 
-class Symbol(NamedTuple):
+class OutlineSymbol(NamedTuple):
     """A part of a file. kind: schedule, plan, size, let, function, phase, claim or line. whole: with what is in it."""
 
     name: str
     kind: str
     place: Span
     whole: Span
-    inner: tuple[Symbol, ...] = ()
+    inner: tuple[OutlineSymbol, ...] = ()
 
 
-def symbols(source: Source) -> list[Symbol]:
+def symbols(source: Source) -> list[OutlineSymbol]:
     """Schedules and plans in the order of the text; none where it does not parse."""
     try:
         file = parse(source)
@@ -39,22 +39,22 @@ def symbols(source: Source) -> list[Symbol]:
         end = ends.get(begin, span.end_line)
         return Span(span.line, span.column, end, max(len(source.line(end)) + 1, span.end_column))
 
-    found = [Symbol(tree.name, "schedule", tree.span, whole(tree.span), tuple(_in_schedule(tree)))
+    found = [OutlineSymbol(tree.name, "schedule", tree.span, whole(tree.span), tuple(_in_schedule(tree)))
              for tree in file.schedules]  # fmt: skip
     for plan in file.plans:
-        lines = tuple(Symbol(line.word, "line", line.span, line.span) for line in plan.lines)
-        found.append(Symbol(plan.name, "plan", plan.span, whole(plan.span), lines))
+        lines = tuple(OutlineSymbol(line.word, "line", line.span, line.span) for line in plan.lines)
+        found.append(OutlineSymbol(plan.name, "plan", plan.span, whole(plan.span), lines))
     return sorted(found, key=lambda each: each.place)
 
 
-def _in_schedule(tree: ScheduleTree) -> Iterator[Symbol]:
+def _in_schedule(tree: ScheduleTree) -> Iterator[OutlineSymbol]:
     named = [(each.name, "size", each.span) for each in tree.parameters]
     named += [(each.name, "let", each.span) for each in tree.lets]
     named += [(each.name, "function", each.span) for each in tree.functions]
-    named += [(each.name, "phase", each.span) for each in nodes_of(tree.ranks, Phase)]
+    named += [(each.name, "phase", each.span) for each in syntax_nodes(tree.ranks, Phase)]
     named += [(each.text, "claim", each.span) for each in tree.claims]
     for name, kind, span in sorted(named, key=lambda each: each[2]):
-        yield Symbol(name, kind, span, span)
+        yield OutlineSymbol(name, kind, span, span)
 
 
 def blocks(source: Source) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from schedc.syntax.plan_words import PLAN_LINES
 from schedc.syntax.tokens import span_of
 from schedc.syntax.words import METRICS
 
-TYPES = ("enumMember", "number", "parameter", "variable", "function", "class", "namespace", "property", "keyword")
+TOKEN_TYPES = ("enumMember", "number", "parameter", "variable", "function", "class", "namespace", "property", "keyword")
 """Types of the protocol, in the order of their numbers."""
 _OF_KIND = {"size": "parameter", "function": "function", "schedule": "class", "plan": "class"}
 """By the kind of a name its type; all others are variables."""

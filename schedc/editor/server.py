@@ -18,8 +18,8 @@ from schedc.editor.findings import findings
 from schedc.editor.hints import hints
 from schedc.editor.hover import WORDS, hover_code, word_at
 from schedc.editor.names import occurrence_at, references, rename
-from schedc.editor.outline import Symbol, blocks, symbols
-from schedc.editor.semantic import TYPES, semantic_tokens
+from schedc.editor.outline import OutlineSymbol, blocks, symbols
+from schedc.editor.semantic import TOKEN_TYPES, semantic_tokens
 from schedc.load.library import load, names, open_schedule
 from schedc.source import NOWHERE, Source, Span
 from schedc.syntax.formatter import format_source
@@ -137,7 +137,7 @@ def _outline(server: LanguageServer, params: types.DocumentSymbolParams) -> list
     return [_symbol(source, each) for each in symbols(source)]
 
 
-def _symbol(source: Source, symbol: Symbol) -> types.DocumentSymbol:
+def _symbol(source: Source, symbol: OutlineSymbol) -> types.DocumentSymbol:
     inner = [_symbol(source, each) for each in symbol.inner]
     whole, place = _range(source, symbol.whole), _range(source, symbol.place)
     return types.DocumentSymbol(symbol.name, _SYMBOLS[symbol.kind], whole, place, children=inner or None)
@@ -156,7 +156,7 @@ def _colour(server: LanguageServer, params: types.SemanticTokensParams) -> types
         place = _range(source, each.span)
         begin = place.start.character - (start if place.start.line == line else 0)
         length = place.end.character - place.start.character
-        data += [place.start.line - line, begin, length, TYPES.index(each.type), 0]
+        data += [place.start.line - line, begin, length, TOKEN_TYPES.index(each.type), 0]
         line, start = place.start.line, place.start.character
     return types.SemanticTokens(data)
 
@@ -256,6 +256,6 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 """What answers each request of the protocol."""
 _OPTIONS: dict[str, tuple[Any, ...]] = {
     types.TEXT_DOCUMENT_COMPLETION: (types.CompletionOptions(trigger_characters=[":", " "]),),
-    types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (types.SemanticTokensLegend(list(TYPES), []),),
+    types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (types.SemanticTokensLegend(list(TOKEN_TYPES), []),),
     types.TEXT_DOCUMENT_SIGNATURE_HELP: (types.SignatureHelpOptions(trigger_characters=[" "]),),
 }
