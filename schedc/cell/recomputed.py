@@ -22,11 +22,21 @@ def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
     """
     layers, places = {node.layer for node in shape.nodes if node.role == "dispatch"}, layers_of_nodes(shape)
     levels = [_levels_by_role(plan, plan.of_layer(place)) for place in places]
-    return {
+    again = {
         index: recomputed_share(node.role, levels[index][node.role])
         for index, node in enumerate(shape.nodes)
         if node.role in levels[index] and node.layer in layers and index in shape.backward
     }
+    for gather in _gathers(shape):
+        if plan.adaptive is None and plan.of_layer(places[gather]) >= Level.LAYER:
+            again |= dict.fromkeys((gather, *shape.consumers[gather]), 1.0)
+    return again
+
+
+def _gathers(shape: StageShape) -> list[int]:
+    """The exchanges that bring rows of all tensor ranks to a core, whose result the same layer scatters."""
+    scattered, nodes = {node.layer for node in shape.nodes if node.role == "scatter"}, shape.nodes
+    return [at for at in shape.backward if nodes[at].role == "gather" and nodes[at].layer in scattered]
 
 
 def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.cell import CellProgram, StageShape, cell_program
+from schedc.cell import CellCosts, CellProgram, SegmentTimes, StageShape, cell_program
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
@@ -104,7 +105,19 @@ def overlapping(kind: str, forward: StageShape | None, backward: StageShape | No
     return cell_program(kind, forward, backward, TYPICAL_COSTS)
 
 
-ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping}
+def drawn(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+    """A cell in the order of drawn times, which differ by kind, segment and exchange."""
+    draw = Random(kind)
+    names = sorted({node.name for shape in (forward, backward) if shape is not None for node in shape.nodes})
+    each = {name: SegmentTimes(*(draw.uniform(1.0, 20.0) for _ in range(3))) for name in names}
+    lanes = {name: name.endswith((".node", ".rail")) for name in names}
+    times = CellCosts.of(
+        {name: each[name] for name in names if not lanes[name]}, {name: each[name] for name in names if lanes[name]}
+    )
+    return cell_program(kind, forward, backward, times)
+
+
+ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping, "drawn": drawn}
 
 
 def own(tensor: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from schedc.cell.recomputed import SENDING
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.levels import MicrobatchRecorder
 from schedc_runtime.recompute.notes import Producer
@@ -50,12 +51,21 @@ class SegmentRecompute:
             if self.graph.maker.get(number) not in self._senders:
                 self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
 
+    def sent(self, node: int, payload: Iterable[Any]) -> None:
+        """Hold what an exchange sends, if it sends it a second time and no recomputed segment makes it."""
+        if node not in self.graph.recomputed or self._of_experts(node) or self.skips(node):
+            return
+        for number, value in zip(self._communication(node).takes, payload, strict=True):
+            if number >= 0:
+                self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
+
     def arrived(self, node: int, received: Sequence[Tensor]) -> None:
         """Do not hold what an exchange brought, if it will be sent a second time."""
         communication = self._communication(node)
         if node not in self.graph.recomputed or self.skips(node):
             return
-        if any(self.graph.maker.get(value) not in self._senders for value in communication.takes[1:]):
+        makers = [self.graph.maker.get(value) for value in communication.takes[1:]]
+        if self._of_experts(node) and not self._senders.issuperset(makers):
             return  # Others hold these rows too; the exchange may not even have copied them.
         producer = Producer(communication.name)
         self._producers[node] = weakref.ref(producer)
@@ -118,6 +128,10 @@ class SegmentRecompute:
             node for node in self.graph.recomputed
             if node in self.recorder.plan.replayed or isinstance(self.graph.nodes[node], Communication)
         )  # fmt: skip
+
+    def _of_experts(self, node: int) -> bool:
+        """Whether an exchange sends rows to experts, which recomputed segments make."""
+        return self.graph.shape.nodes[node].role in SENDING
 
     def _take(self, number: int) -> Any:
         if number in self.held:

@@ -254,8 +254,8 @@ class ForwardSteps(StageBase):
             state.pending[node] = communication.exchange.start(route, *payload)
         wanted = tuple([communication.exchange.differentiable and tensor.requires_grad for tensor in first])
         state.done[node] = ExchangeRecord(route, wanted, ())
-        for each in states:
-            each.took(communication.takes)
+        for each, values in zip(states, taken, strict=True):
+            each.took_to_send(node, communication.takes, values)
 
     def ready(self, microbatch: int, node: int) -> bool:
         """Whether `wait` would return without waiting for another rank of this process."""

@@ -122,6 +122,12 @@ class MicrobatchState:
             raise StageError(f"stage {self.stage}: {taker} takes a value of {maker} before it is there")
         return self.values[value]
 
+    def took_to_send(self, node: int, takes: Sequence[int], values: Sequence[Any]) -> None:
+        """An exchange has taken its ``values``, of the numbers ``takes``."""
+        if self.recompute is not None:
+            self.recompute.sent(node, values)
+        self.took(takes)
+
     def took(self, values: Iterable[int]) -> None:
         """A node has taken these values: free those that no other node will take."""
         for value in dict.fromkeys(values):

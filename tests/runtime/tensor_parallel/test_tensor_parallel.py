@@ -11,7 +11,9 @@ import pytest
 from schedc_runtime.testing import pool
 from support.needs import needs
 
-CASES, EXPERT_CASES, RUN_CASES = (f"support.tensor_{kind}cases" for kind in ("", "expert_", "run_"))
+CASES, EXPERT_CASES, RUN_CASES, LEVEL_CASES = (
+    f"support.tensor_{kind}cases" for kind in ("", "expert_", "run_", "level_")
+)
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
@@ -52,13 +54,42 @@ def test_models_of_transformers_train_by_their_own_plans() -> None:
 @needs("transformers")
 @pytest.mark.parametrize(
     ("family", "mesh", "biases"),
-    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 6)],
+    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 9)],
 )
 def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
     """Latent attention, an auxiliary loss, and groups larger and smaller than those of tensor ranks."""
     for (case,) in pool(4).run(f"{EXPERT_CASES}:experts", timeout=240, names=[family], meshes=[mesh], balance=0.01):
         assert case["error"] <= 1e-14, case
         assert (case["equal"], case["biases"]) == (True, biases)
+
+
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("family", "schedule", "levels", "share"),
+    [
+        ("llama", "dualpipev", ["none", "act", "layer"], 0.15),
+        ("llama", "ahead", ["full", "layer"], 0.0),
+        ("Mixtral", "zbh1", ["none", "medium", "layer"], 0.3),
+    ],
+)
+def test_levels_of_recomputation_have_the_same_bits(
+    family: str, schedule: str, levels: list[str], share: float
+) -> None:
+    """What enters a core is gathered a second time at `layer`, in each order of a cell and in an R."""
+    arguments: dict[str, Any] = {"name": family, "schedules": [schedule], "levels": levels}
+    for (case,) in pool(4).run(f"{LEVEL_CASES}:levels", timeout=240, **arguments):
+        assert case["error"] <= 1e-14, case
+        assert case["equal"], case["bits"]
+        held = [case["held"][level] for level in levels]
+        assert held == sorted(held, reverse=True)
+        assert not share or held[-1] <= share * held[0], held
+
+
+@needs("transformers")
+def test_recomputation_that_is_not_carried_out_on_tensor_ranks() -> None:
+    for adaptive, single in pool(4).run(f"{LEVEL_CASES}:refused_levels", timeout=240):
+        assert "2 tensor ranks and `recompute adaptive`" in adaptive
+        assert "2 tensor ranks and `recompute` with levels of single layers" in single
 
 
 @needs("transformers")

@@ -9,7 +9,7 @@ from schedc_runtime.pipeline.build.context import check_context
 from schedc_runtime.providers import TORCH
 
 _ALONE = {"bound": "sizes bounded"} | {
-    name: name for name in ("capacity", "hot", "balance", "migrate", "fuse", "recompute", "slices")
+    name: name for name in ("capacity", "hot", "balance", "migrate", "fuse", "slices")
 }
 """By field of a plan: the line that no pipeline with tensor ranks carries out."""
 
@@ -34,6 +34,9 @@ def split_products(assembly: Assembly) -> None:
             experts and plan.parallel is not None and not plan.parallel.of
         ),
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
+        "`recompute adaptive`": any(each.adaptive is not None for each in plan.recompute),
+        "`recompute` with levels of single layers": any(each.layers for each in plan.recompute),
+        "`recompute` beside context ranks": assembly.mesh.context > 1 and bool(plan.recompute),
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
         f"rng={settings.rng!r}": settings.rng != "by name",
     })  # fmt: skip
