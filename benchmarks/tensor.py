@@ -1,30 +1,39 @@
-"""Compares tensor parallelism with plain autograd: dense families of Transformers by their own plans.
+"""Compares tensor parallelism with plain autograd: models of Transformers by their own plans.
 
-    python benchmarks/tensor.py families [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
-    python benchmarks/tensor.py share [--json]
-    python benchmarks/tensor.py sums [--json]
-    python benchmarks/tensor.py context [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
-    python benchmarks/tensor.py vocabulary [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev]
+    python benchmarks/tensor.py WORD [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
+                                     [--record FILE]
 
-Real processes over gloo, two pipeline ranks times ``--tensor`` tensor ranks, tiny models in float64. The casts of norms
-to float32 are left out, in both.
+Real processes over gloo, tiny models in float64. The casts of norms to float32 are left out, in both. ``--record`` has
+finished cases, from which a second run goes on.
 
-    families   error: the largest difference of a gradient, relative to the largest gradient of its module, and that of
-               the loss. equal: whether all orders inside cells have the same bits. failed: cases with an error above
-               1e-14, or unequal bits
-    share      share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
-               failed: 1 if less than 0.97, or any
-    sums       partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
-    context    two context ranks share each sequence of packed rows, against each document alone. error, equal: as above
-    vocabulary the loss of own columns of the logits, in chunks, in both forms, with the head tied to the embedding and
-               not. logits: rows and columns of the largest logits. failed: too, if more than own ones of a chunk
+A row's error is the largest difference of a gradient, relative to the largest gradient of its module, and that of the
+loss. equal: whether all orders inside cells have the same bits: serial, overlapped, and in the order of drawn times. A
+row has failed with an error above 1e-14, or with unequal bits.
+
+    families     dense families on two pipeline ranks times ``--tensor`` tensor ranks
+    heads        families with fewer KV heads than tensor ranks. failed: rows that are not refused with the module
+    experts      families with experts over tensor ranks, whose auxiliary loss counts, on meshes of four processes
+    levels       each level of recomputation, and Rs ahead of backwards. held: bytes that a microbatch of the first
+                 stage holds, by level
+    share        share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
+                 failed: 1 if less than 0.97, or any
+    sums         partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
+    context      two context ranks share each sequence of packed rows, against each document alone
+    documents    packed rows on tensor ranks and on replicas, against each document alone
+    vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
+                 rows and columns of the largest logits. failed: too, if more than own ones of a chunk
+    compile      cores compiled by `aot_eager`. compiled: cores on a rank. failed: too, if any runs without, or warns
+    checkpoints  states saved at 2 tensor ranks, loaded at 1 and 4, with experts and without. failed: other bits
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,79 +43,160 @@ from schedc_runtime.testing import CaseFailed, pool
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from support.finished_cases import FinishedCases
 from support.tensor_cases import FAMILIES, SCHEDULES
+from support.tensor_expert_cases import KINDS, MESHES
 from support.vocabulary_cases import CHUNK
 
 BOUND = 1e-14
-CASES, LOSSES, ROWS = "support.tensor_cases", "support.vocabulary_cases", "support.context_cases"
+Row = dict[str, Any]
+Judge = Callable[[Sequence[Row]], Row]
 
 
-def families(options: argparse.Namespace) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for name in options.families.split(","):
-        arguments = {"names": [name], "schedules": options.schedules.split(","), "tensor": options.tensor}
-        try:
-            everyone = pool(2 * options.tensor).run(f"{CASES}:families", timeout=600, **arguments)
-        except CaseFailed as failed:
-            rows.append({"family": name, "failed": failed.errors[0].message})
-            continue
-        for same in zip(*everyone, strict=True):
-            error, equal = max(case["error"] for case in same), all(case["equal"] for case in same)
-            failed = not (error <= BOUND and equal)
-            rows.append({**same[0], "error": error, "equal": equal, "failed": failed})
+def _together(same: Sequence[Row]) -> Row:
+    """One row of what all ranks say of a case."""
+    worst = {name: max(row[name] for row in same) for name in ("error", "loss", "norm") if name in same[0]}
+    return {**same[0], **worst, "equal": all(row.get("equal", True) for row in same)}
+
+
+def _exact(same: Sequence[Row]) -> Row:
+    row = _together(same)
+    return row | {"failed": not (max(row[name] for name in ("error", "loss", "norm") if name in row) <= BOUND
+                                 and row["equal"])}  # fmt: skip
+
+
+def _once(same: Sequence[Row]) -> Row:
+    """Of partial sums: as many in the second step as in the first one, and none in W."""
+    once = all(row["sums"] == [row["sums"][0]] * 2 and row["in W"] == 0 for row in same)
+    row = _exact(same)
+    return row | {"once": once, "failed": row["failed"] or not once}
+
+
+def _own_columns(same: Sequence[Row]) -> Row:
+    row, logits = _exact(same), max(each["logits"] for each in same)
+    return row | {"logits": logits, "failed": row["failed"] or logits != [CHUNK, 48]}
+
+
+def _waits_for_nothing(same: Sequence[Row]) -> Row:
+    share, started = min(row["share"] for row in same), sum(row["in_W"] for row in same)
+    return {"share": share, "in_W": started, "failed": share < 0.97 or started > 0}
+
+
+def _compiled(same: Sequence[Row]) -> Row:
+    row = _exact(same)
+    return row | {"failed": row["failed"] or any(each["compiled"] != 2 or each["said"] for each in same)}
+
+
+def _refused(same: Sequence[Row]) -> Row:
+    return {**same[0], "failed": any(row["failed"] for row in same)}
+
+
+def _same_states(same: Sequence[Row]) -> Row:
+    """Compares digests of states, by mesh. Rank 0 has whole states."""
+    first, *others = same[0]["states"]
+    return {
+        "case": same[0]["case"],
+        "tensors": len(first),
+        "failed": len(first) < 20 or any(o != first for o in others),
+    }
+
+
+def _rows_of(told: Any, case: Mapping[str, Any]) -> list[Row]:
+    """The rows of what a rank gives: a row, a list of rows, rows or errors by name, or states by mesh."""
+    if isinstance(told, list):
+        return told if "error" in told[0] else [{"case": case["function"], "states": told}]
+    if "error" in told or "failed" in told or "share" in told:
+        return [told]
+    if "folder" in case:
+        return [{"case": case["function"], "states": list(told.values())}]
+    rows = {name: row if isinstance(row, dict) else {"error": row} for name, row in told.items() if name != "refused"}
+    return [{"case": name, **row} for name, row in rows.items()]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A set of cases. cases: what each function is called with, from the options. processes: times tensor ranks, or 4.
+
+    judge: makes a row, with `failed`, of the rows of all ranks.
+    """
+
+    cases: Callable[[argparse.Namespace], Iterable[dict[str, Any]]]
+    judge: Judge = _exact
+    processes: int = 0
+
+
+def _by_family(function: str, options: argparse.Namespace, *given: str) -> list[dict[str, Any]]:
+    """A case for each family. given: which of `schedules` and `tensor` the function takes."""
+    taken = {"schedules": options.schedules.split(","), "tensor": options.tensor}
+    return [
+        {"function": function, "names": [name], **{each: taken[each] for each in given}}
+        for name in options.families.split(",")
+    ]
+
+
+def _each(function: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A case for each family, of a function that takes one."""
+    return [{"function": function, "name": name} for name in options.families.split(",")]
+
+
+def _experts(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for name in KINDS:
+        for mesh in MESHES:
+            for schedule in options.schedules.split(",") if MESHES[mesh].pipeline > 1 else ("1f1b", "zbh1"):
+                own = {"names": [name], "meshes": [mesh], "schedule": schedule, "balance": 0.01}
+                yield {"function": "tensor_expert_cases:experts", **own}
+
+
+def _levels(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for name in ("llama", "starcoder2", "Mixtral", "DeepseekV3"):
+        for schedule in ("zbh1", "dualpipev", "ahead"):
+            yield {"function": "tensor_level_cases:levels", "name": name, "schedules": [schedule]}
+
+
+def _states(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for name in ("tensor_cases:states", "tensor_expert_cases:expert_states", "tensor_run_cases:kept_states"):
+        yield {"function": name, "folder": ""}
+
+
+WORDS = {
+    "families": Word(lambda o: _by_family("tensor_cases:families", o, "schedules", "tensor"), processes=2),
+    "heads": Word(lambda o: _each("tensor_run_cases:too_few_heads", o), _refused),
+    "experts": Word(_experts),
+    "levels": Word(_levels),
+    "share": Word(lambda _: [{"function": "tensor_cases:share"}], _waits_for_nothing),
+    "sums": Word(lambda _: [{"function": "tensor_cases:toys"}], _once),
+    "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), processes=4),
+    "documents": Word(lambda o: _by_family("document_cases:documents", o)),
+    "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
+    "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),
+    "checkpoints": Word(_states, _same_states),
+}  # fmt: skip
+
+
+def figures(word: Word, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a word: `cases`, `failed`, the largest error, and the rows."""
+    finished, rows = FinishedCases(options.record), list[Row]()
+    processes = word.processes * options.tensor or 4
+    for case in word.cases(options):
+        name = f"{options.word} {case} on {processes} processes"
+        rows += finished.result(name, partial(_rows, case, word.judge, processes))
     errors = [row["error"] for row in rows if "error" in row]
     told = {"cases": len(rows), "failed": sum(bool(row["failed"]) for row in rows)}
-    return told | {"families": len({row["family"] for row in rows}), "error": max(errors, default=None), "rows": rows}
+    alone = {name: rows[0][name] for name in ("share", "in_W") if name in rows[0]}
+    return told | alone | ({"error": max(errors)} if errors else {}) | {"rows": rows}
 
 
-def share(options: argparse.Namespace) -> dict[str, Any]:
-    told = pool(4).run(f"{CASES}:share", timeout=600)
-    figures = {"share": min(each["share"] for each in told), "in_W": sum(each["in_W"] for each in told)}
-    return {"cases": 1, "failed": int(figures["share"] < 0.97 or figures["in_W"] > 0)} | figures
-
-
-def sums(options: argparse.Namespace) -> dict[str, Any]:
-    everyone = pool(4).run(f"{CASES}:toys", timeout=600)
-    rows = []
-    for name in everyone[0]:
-        cases = [rank[name] for rank in everyone]
-        error = max(case[figure] for case in cases for figure in ("error", "loss", "norm"))
-        once = all(case["sums"] == [case["sums"][0]] * 2 for case in cases)
-        rows.append({"case": name, "error": error, "once": once, "failed": not (error <= BOUND and once)})
-    return {"cases": len(rows), "failed": sum(row["failed"] for row in rows), "rows": rows}
-
-
-def vocabulary(options: argparse.Namespace) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for name in options.families.split(","):
-        arguments = {"names": [name], "schedules": options.schedules.split(",")}
-        for same in zip(*pool(4).run(f"{LOSSES}:families", timeout=600, **arguments), strict=True):
-            error, equal = max(case["error"] for case in same), all(case["equal"] for case in same)
-            logits = max(case["logits"] for case in same)
-            failed = not (error <= BOUND and equal and logits == [CHUNK, 48])
-            rows.append({**same[0], "error": error, "equal": equal, "logits": logits, "failed": failed})
-    told = {"cases": len(rows), "failed": sum(row["failed"] for row in rows)}
-    return told | {"error": max(row["error"] for row in rows), "rows": rows}
-
-
-def context(options: argparse.Namespace) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for name in options.families.split(","):
-        arguments = {"names": [name], "schedules": options.schedules.split(","), "tensor": options.tensor}
-        for same in zip(*pool(4 * options.tensor).run(f"{ROWS}:sequences", timeout=600, **arguments), strict=True):
-            error, equal = max(case["error"] for case in same), all(case["equal"] for case in same)
-            rows.append({**same[0], "error": error, "equal": equal, "failed": not (error <= BOUND and equal)})
-    told = {"cases": len(rows), "failed": sum(row["failed"] for row in rows)}
-    return told | {"error": max(row["error"] for row in rows), "rows": rows}
-
-
-WORDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "families": families,
-    "share": share,
-    "sums": sums,
-    "vocabulary": vocabulary,
-    "context": context,
-}
+def _rows(case: Mapping[str, Any], judge: Judge, processes: int) -> list[Row]:
+    """The rows of a case; where a rank raises, one row that has failed."""
+    given = {name: value for name, value in case.items() if name != "function"}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        if "folder" in given:
+            given["folder"] = f"{folder}/saved"
+        try:
+            everyone = pool(processes).run(f"support.{case['function']}", timeout=600, **given)
+        except CaseFailed as failed:
+            return [{"case": str(given), "failed": True, "said": failed.errors[0].message}]
+    return [judge(same) for same in zip(*(_rows_of(told, case) for told in everyone), strict=True)]
 
 
 def main() -> None:
@@ -115,8 +205,9 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--tensor", type=int, default=2)
+    parser.add_argument("--record", type=Path, help="file of finished cases, which are not run again")
     options = parser.parse_args()
-    give(WORDS[options.word](options), options)
+    give(figures(WORDS[options.word], options), options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cases of runs with tensor ranks on real ranks: states that are kept, traces, and compiled cores."""
+"""Cases of runs with tensor ranks on real ranks: states that are kept, traces, compiled cores, too few heads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 import schedc
 from schedc_runtime import Checkpoints, Mesh, Pipeline
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.saved.form import COMMIT, step_folder
 from support.tensor_cases import (
@@ -97,3 +98,18 @@ def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
             pipe.close()
     said = [str(each.message) for each in caught if "torch.compile" in str(each.message)]
     return {"error": max(errors), "equal": len(bits) == 1, "compiled": count, "said": said}
+
+
+def too_few_heads(rank: int, world: int, name: str) -> dict[str, Any]:
+    """What is said of a family with half as many KV heads as tensor ranks, if its plan splits these by rows.
+
+    failed: whether it is not refused.
+    """
+    model, said = family(name, num_key_value_heads=world // 2), ""
+    if not any(path.endswith("k_proj") and style == "colwise" for path, style in model._tp_plan.items()):  # type: ignore[operator,union-attr]
+        return {"family": name, "said": "its plan splits no KV heads", "failed": False}
+    try:
+        Pipeline(model, schedc.compile("1f1b", P=1, M=4), loss_fn=loss_fn, mesh=Mesh(1, tensor=world), timeout=60.0)
+    except RuntimeFault as fault:
+        said = str(fault)
+    return {"family": name, "said": said, "failed": not (f"{world // 2} heads" in said and "k_proj" in said)}

@@ -86,12 +86,13 @@ def _case(
             loss = pipe.step({"input_ids": tokens}, labels()).item()
         errors += [error_of(pipe, expected[1]), abs(loss - expected[0]) / expected[0]]
         bits.add(digest(pipe))
-        result = pipe.evaluate({"input_ids": tokens}, labels(), outputs=True)
-        assert result.loss.item() == loss or abs(result.loss.item() - loss) < 1e-15 * loss
-        if result.outputs is not None:
-            logits = result.outputs if isinstance(result.outputs, Tensor) else result.outputs["logits"]
-            own = torch.stack([expected[2].unflatten(0, (4, -1))[m] for m in result.microbatches]).flatten(0, 1)
-            errors.append(((logits - own).abs().max() / own.abs().max()).item())
+        if len(errors) == 2:  # the order of a cell is no matter of an evaluation, which is recorded anew
+            result = pipe.evaluate({"input_ids": tokens}, labels(), outputs=True)
+            assert result.loss.item() == loss or abs(result.loss.item() - loss) < 1e-15 * loss
+            if result.outputs is not None:
+                logits = result.outputs if isinstance(result.outputs, Tensor) else result.outputs["logits"]
+                own = torch.stack([expected[2].unflatten(0, (4, -1))[m] for m in result.microbatches]).flatten(0, 1)
+                errors.append(((logits - own).abs().max() / own.abs().max()).item())
         pipe.close()
     return {"error": max(errors), "equal": len(bits) == 1, "logits": [made.rows, made.columns]}
 
@@ -127,7 +128,9 @@ def _refused() -> str:
 
 
 def families(rank: int, world: int, names: list[str], schedules: list[str], **sizes: Any) -> list[dict[str, Any]]:
-    """A case for each family, schedule and form, tied and not, by the family's own plan of styles.
+    """A case for each family and schedule, tied and not, by the family's own plan of styles.
+
+    Each schedule has one form of the loss with a tied table, and the other form without.
 
     logits: rows and columns of the largest logits that a step makes here.
     """
@@ -137,8 +140,8 @@ def families(rank: int, world: int, names: list[str], schedules: list[str], **si
             with wide_norms():
                 model = family(name, **{"tie_word_embeddings": tied, "vocab_size": 96, **sizes})
                 expected = reference(model, "lm_head", lambda given: given["logits"])
-                for schedule in schedules:
-                    for form in ("early", "again"):
-                        row = {"family": name, "tied": tied, "schedule": schedule, "form": form}
-                        cases.append(row | _case(model, "lm_head", schedule, form, None, expected))
+                for number, schedule in enumerate(schedules):
+                    form = ("early", "again")[(number + tied) % 2]
+                    row = {"family": name, "tied": tied, "schedule": schedule, "form": form}
+                    cases.append(row | _case(model, "lm_head", schedule, form, None, expected))
     return cases
