@@ -19,6 +19,8 @@ row has failed with an error above 1e-14, or with unequal bits.
                  failed: 1 if less than 0.97, or any
     sums         partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
     context      two context ranks share each sequence of packed rows, against each document alone
+    axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, and rows of one
+                 document
     documents    packed rows on tensor ranks and on replicas, against each document alone
     vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
                  rows and columns of the largest logits. failed: too, if more than own ones of a chunk
@@ -153,6 +155,14 @@ def _levels(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
             yield {"function": "tensor_level_cases:levels", "name": name, "schedules": [schedule]}
 
 
+def _axes(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for name in ("Mixtral", "Qwen3Moe"):
+        for schedule in options.schedules.split(","):
+            for packed in (True, False):
+                own = {"names": [name], "schedule": schedule, "packed": packed}
+                yield {"function": "context_cases:planned", **own}
+
+
 def _states(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
     for name in ("tensor_cases:states", "tensor_expert_cases:expert_states", "tensor_run_cases:kept_states"):
         yield {"function": name, "folder": ""}
@@ -166,6 +176,7 @@ WORDS = {
     "share": Word(lambda _: [{"function": "tensor_cases:share"}], _waits_for_nothing),
     "sums": Word(lambda _: [{"function": "tensor_cases:toys"}], _once),
     "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), processes=4),
+    "axes": Word(_axes, processes=4),
     "documents": Word(lambda o: _by_family("document_cases:documents", o)),
     "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),

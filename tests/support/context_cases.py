@@ -8,6 +8,7 @@ from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.saved.form import step_folder
+from support import document_cases
 from support.document_cases import alone, packed
 from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
 from support.tensor_expert_cases import errors_of, expert_family
@@ -87,8 +89,16 @@ plan shared = {schedule}(P = {ranks}, M = 4) {{
 """
 
 
-def planned(rank: int, world: int, names: Sequence[str], schedule: str = "1f1b", experts: int = 4) -> list[Any]:
-    """A case for each family of a model whose mesh is that of a plan's lines, as in `sequences`; and its mesh."""
+def planned(
+    rank: int, world: int, names: Sequence[str], schedule: str = "1f1b", experts: int = 4, *, packed: bool = True
+) -> list[Any]:
+    """A case for each family of a model whose mesh is that of a plan's lines, as in `sequences`; and its mesh.
+
+    packed: rows of several documents, else of one.
+    """
+    if not packed:
+        with mock.patch.object(document_cases, "LENGTHS", ((8,),) * len(document_cases.LENGTHS)):
+            return planned(rank, world, names, schedule, experts)
     cases = []
     text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts)
     program = schedc.compile(Text(Source("shared.sched", text)))
