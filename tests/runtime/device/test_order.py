@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from schedc_runtime.device.choice import HostCopy, brought, device_for
 from schedc_runtime.device.order import OrderFault
 from schedc_runtime.offload.lanes import lanes_for
+from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.testing import simulated_device
 from support.device_faults import FAULTS, MISSED_LATE, Fault, bits_under_late, pairs, wrong
 from support.simulated_cases import EVERY, expert_steps, late, snapshot_steps, unclean, watched
@@ -130,3 +132,25 @@ def test_an_order_that_is_not_there_is_refused() -> None:
     assert device_for(CPU).supports("streams") == "cpu has no streams"
     with pytest.raises(KeyError):
         device_for(CPU).supports("wings")
+
+
+def copied_in_pieces(host: str) -> None:
+    """A snapshot in two pieces, which the host reads where no loss lets it wait. host: what it waits for."""
+    copies = StageSnapshot(nn.Linear(64, 64), 0, lanes_for(CPU))
+    copies.begin((0.5, 0.5))
+    pieces = []
+    for _ in range(2):
+        copies.start()
+        pieces.append(copies._last)
+        copies.join()
+    copies._last = {"all": pieces[1], "the first piece": pieces[0], "nothing": None}[host]
+    assert len([copy.clone() for copy in copies.read().values()]) == 2
+
+
+@pytest.mark.parametrize("host", ["the first piece", "nothing"])
+def test_a_host_that_reads_a_snapshot_waits_for_all_pieces(host: str) -> None:
+    """In a whole step the wait for the loss would hide it."""
+    with simulated_device(lanes=["d2h"]):
+        copied_in_pieces("all")
+    with pytest.raises(OrderFault, match="host does not wait for d2h"), simulated_device():
+        copied_in_pieces(host)
