@@ -63,7 +63,7 @@ S5: tuple[DiagnosticCode, ...] = (
         "orders without a rule",
         "`schedc tune --rule` found no text for these orders, or none that it may print. A text must give every order "
         "that was held out, or be as fast as every given order. And each of its claims must be proved at every size of "
-        "its range. Orders need one pipe, a placement in common, and three sizes or more. "
+        "its range. Orders need a placement in common, one of those that are recognized, and three sizes or more. "
         "Where `--time` ended before all texts were tried, the message says so.",
     ),
 )

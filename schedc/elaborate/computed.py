@@ -122,7 +122,7 @@ class ComputedExpander(Expander):
 
         codes, slots, instance: [ops] in the order of ranks and slots. same: rows whose slot is that of the next row.
         """
-        kinds = np.array([item.kind for item in self.items])[unpack(codes)[0]]
+        kinds = np.array([item.kind for item in self.items], np.int64)[unpack(codes)[0]]
         first, second = kinds[same], kinds[same + 1]
         turned = _PAIRED[second, first]
         third = np.flatnonzero(np.diff(same, prepend=-2) == 1)

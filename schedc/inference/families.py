@@ -28,6 +28,11 @@ class PlacementForm:
     stage: str
 
     @property
+    def pipes(self) -> int:
+        """Directions in which microbatches go, each with its own copy of the weights."""
+        return 2 if self.place == _TWO_PIPES else 1
+
+    @property
     def chunk(self) -> str:
         """What stands behind the letter of an op of chunk j."""
         return "" if self.place == "linear" else "[j]"
@@ -47,11 +52,13 @@ class PlacementForm:
 
 
 _ZIGZAG = "j*P + (r if j % 2 == 0 else P-1-r)"
+_TWO_PIPES = "pipes { down(M/2): stage s on rank s   up(M/2): stage s on rank P-1-s }"
 FAMILIES = (
     PlacementForm("linear", None, 1, "1", "r"),
     PlacementForm("v", None, 2, "2", _ZIGZAG),
     PlacementForm("loop(v)", ("v", "chunks"), 1, "v", "j*P + r"),
     PlacementForm("waves(w)", ("w", "count"), 2, "2*w", _ZIGZAG),
+    PlacementForm(_TWO_PIPES, None, 1, "2", ""),
 )
 """The placements that are recognized; the first that fits all orders is taken."""
 
@@ -65,6 +72,7 @@ _RANKS: dict[str, Callable[[Int64, int], Int64]] = {
     "v": _snake,
     "loop(v)": lambda stage, ranks: stage % ranks,
     "waves(w)": _snake,
+    _TWO_PIPES: lambda stage, ranks: stage,
 }
 
 
@@ -76,10 +84,12 @@ def common_placement(orders: Sequence[Schedule]) -> PlacementForm | None:
 def _fits(family: PlacementForm, placement: Placement) -> bool:
     ranks, stages = placement.ranks, placement.stages
     fixed = family.parameter is None and stages != ranks * family.per_rank
-    if placement.pipes != 1 or fixed or stages % (ranks * family.per_rank):
+    if placement.pipes != family.pipes or fixed or stages % (ranks * family.per_rank):
         return False
-    expected = _RANKS[family.place](np.arange(stages, dtype=np.int64), ranks)
-    return bool((placement.rank_of_stage[0] == expected).all())
+    down = _RANKS[family.place](np.arange(stages, dtype=np.int64), ranks)
+    expected = np.stack([down, down[::-1]][: family.pipes])
+    halves = family.pipes == 1 or placement.first_microbatch[1] * 2 == placement.microbatches
+    return halves and np.array_equal(placement.rank_of_stage, expected)
 
 
 Term = tuple[Fraction | int, str]

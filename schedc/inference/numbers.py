@@ -13,6 +13,8 @@ from schedc.ir.arrays import Floats
 
 _LARGEST = 12
 """The largest denominator of a coefficient."""
+_NEAR = 1e-4
+"""Relative error of normal equations, above which no sum is exact."""
 
 
 def fit_numbers(values: Sequence[int], terms: Mapping[str, Sequence[float]], most: int = 3) -> list[Term] | None:
@@ -26,12 +28,29 @@ def fit_numbers(values: Sequence[int], terms: Mapping[str, Sequence[float]], mos
     for number in range(most + 1):
         fits: list[list[Term]] = [
             [(factor, names[column]) for factor, column in zip(factors, chosen, strict=True)]
-            for chosen in combinations(range(len(names)), number)
+            for chosen in _near(columns, wanted, number)
             if (factors := _exact(columns[list(chosen)], wanted)) is not None
         ]
         if fits:
             return min(fits, key=lambda fit: max((Fraction(factor).denominator for factor, _ in fit), default=1))
     return None
+
+
+def _near(columns: Floats, wanted: Floats, number: int) -> list[tuple[int, ...]]:
+    """The choices of so many columns by which sums come near the values: all choices are solved at once.
+
+    columns: [terms, samples]. wanted: [samples].
+    """
+    chosen = list(combinations(range(len(columns)), number))
+    if not number or not chosen:
+        return chosen
+    index = np.array(chosen)
+    products, against = columns @ columns.T, columns @ wanted
+    squares = products[index[:, :, None], index[:, None, :]]
+    regular = np.flatnonzero(np.linalg.matrix_rank(squares, hermitian=True) == number)
+    factors = np.linalg.solve(squares[regular], against[index[regular]][:, :, None])[:, :, 0]
+    error = np.abs(np.einsum("ct,cts->cs", factors, columns[index[regular]]) - wanted).max(axis=1)
+    return [chosen[each] for each in regular[error < _NEAR * (1 + np.abs(wanted).max())].tolist()]
 
 
 def _exact(columns: Floats, wanted: Floats) -> list[Fraction] | None:

@@ -83,13 +83,15 @@ def infer_rule(
 
     seconds: time to try texts in; the proofs come after it.
 
-    Raises `DiagnosticError` (S513) where there is no such text, none was found in time, or a claim of it fails in the
+    Raises `DiagnosticError` (S513) where there is no such text, none was found in time, or a claim of each fails in the
     range.
     """
     orders, ranks, in_time = sorted(orders, key=len), ranks or RANKS, _limit(seconds)
     family = common_placement(orders)
     if family is None:
-        raise _no_rule("the orders have no placement in common that is linear, v, loop(v) or waves(w) in one pipe")
+        raise _no_rule(
+            "the orders have no placement in common that is linear, v, loop(v), waves(w), or two pipes that meet"
+        )
     sizes = [tuple(family.sizes(order).values()) for order in orders]
     if len(set(sizes)) < LEAST_ORDERS:
         raise _no_rule(f"a rule needs orders at {LEAST_ORDERS} sizes or more, and these have {len(set(sizes))}")
@@ -97,11 +99,17 @@ def infer_rule(
         raise _no_rule(NO_SOLVER)
     held = ceil(len(orders) / 3)
     frame = frame_of(orders, family, name, _doc(orders, family), exact=True)
+    failures = []
     for strict in (True, False):
-        for form, block in _blocks(orders[:-held], family, in_time, strict=strict):
+        for form, block in _blocks(orders[:-held], family, in_time, orders[-held:], strict=strict):
             compared = _compared(frame, block, orders, held)
             if compared and all(each.equal for each in compared):
-                return _proved(frame, form, block, compared, ranks)
+                try:
+                    return _proved(frame, form, block, compared, ranks)
+                except DiagnosticError as error:
+                    failures.append(error)
+    if failures:
+        raise failures[0]
     frame = frame_of(orders, family, name, _doc(orders, family), exact=False)
     blocks = _blocks(orders, family, in_time, strict=False)
     tried = ((form, block, _compared(frame, block, orders, 0)) for form, block in blocks)
@@ -136,9 +144,28 @@ def _doc(orders: Sequence[Schedule], family: PlacementForm) -> str:
 
 
 def _blocks(
-    orders: Sequence[Schedule], family: PlacementForm, in_time: Callable[[], None], *, strict: bool
+    orders: Sequence[Schedule],
+    family: PlacementForm,
+    in_time: Callable[[], None],
+    held: Sequence[Schedule] = (),
+    *,
+    strict: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Form and rank block of every rule to try."""
+    """Form and rank block of every rule to try.
+
+    held: orders that nothing is fitted to, by which phases are judged.
+    """
+    if family.pipes == 1:
+        for block in _slots(orders, family, in_time, strict=strict):
+            yield "slots", block
+    if strict and family.parameter is None and (text := phases_text(orders, family, in_time, held)) is not None:
+        yield "phases", text
+
+
+def _slots(
+    orders: Sequence[Schedule], family: PlacementForm, in_time: Callable[[], None], *, strict: bool
+) -> Iterator[str]:
+    """Rank blocks with slots."""
     peaks = [int(measure_memory(order).peak_activations.max()) for order in orders]
     units = [order.stages // family.per_rank for order in orders]
     ranks = [order.ranks for order in orders]
@@ -148,9 +175,7 @@ def _blocks(
     for rule in slot_rules(orders, strict=strict):
         for within in limits if rule.fills else ("",):
             in_time()
-            yield "slots", slots_text(rule, family, within)
-    if strict and family.parameter is None and (block := phases_text(orders, family, in_time)) is not None:
-        yield "phases", block
+            yield slots_text(rule, family, within)
 
 
 def _compared(frame: Frame, block: str, orders: Sequence[Schedule], held: int) -> tuple[Compared, ...]:

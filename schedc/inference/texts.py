@@ -49,8 +49,8 @@ class Frame:
 def frame_of(orders: Sequence[Schedule], family: PlacementForm, name: str, doc: str, *, exact: bool) -> Frame:
     """The frame whose defaults are the sizes of the smallest order, and whose conditions all orders meet.
 
-    exact: whether the text shall be the order of its source at every size. Where M is the same multiple of P in all
-    orders, nothing is known of others.
+    exact: whether the text shall be the order of its source at every size. Nothing is known of fewer ranks than all
+    orders have. Where M is the same multiple of P in all, or all P or M are even, nothing is known of others.
     """
     sizes = [family.sizes(order) for order in orders]
     requires = [f"{family.parameter[0]} >= 1"] if family.parameter is not None else []
@@ -63,6 +63,11 @@ def frame_of(orders: Sequence[Schedule], family: PlacementForm, name: str, doc: 
     else:
         requires += ["M % P == 0"] * whole
         requires += [f"M >= {sum_text([(least, 'P')])}"] * (least > 0)
+    if exact:
+        ranks = min(size["P"] for size in sizes)
+        requires += [f"P >= {ranks}"] * (ranks > 1)
+        even = [name for name in "PM" if not any(size[name] % 2 for size in sizes)]
+        requires += [f"{name} % 2 == 0" for name in even if name == "P" or len(units) > 1]
     return Frame(name, doc, family, sizes[0], tuple(requires))
 
 

@@ -59,6 +59,7 @@ def test_two_ops_of_a_slot_are_the_pair_that_could_be_written() -> None:
         ("policy prefer F { F at 2 } or { B at 1 }", ("S126", 2, 33), "an order as written"),
         ("policy search within 2 { F at 2 }", ("S126", 2, 26), "in a search"),
         ("policy prefer F { F at q }", ("S101", 2, 24), ""),
+        ("timed pair { F at 1 // (P-2)  B at 1 // (P-2) }", ("S116", 2, 19), "division by zero"),
     ],
 )
 def test_faults(body: str, position: tuple[str, int, int], said: str) -> None:

@@ -81,16 +81,51 @@ def test_a_text_gives_orders_that_it_never_saw(name: str, sizes: Sequence[Sizes]
     assert all(counts["proved"] == result.proof.swept.tried for _, counts in result.proof.swept.claims)
 
 
-@pytest.mark.parametrize("name", ["1f1b_overlap", "eager_1f1b"])
-def test_phases_are_formulas_of_ranks_and_microbatches(name: str) -> None:
-    orders = library(name, [{"P": P, "M": M} for P in (3, 4, 5) for M in (2 * P, 2 * P + 1, 3 * P)])
+@pytest.mark.parametrize(
+    ("name", "ranks", "cases"),
+    [
+        ("1f1b_overlap", (3, 4, 5), 0),
+        ("eager_1f1b", (3, 4, 5), 0),
+        ("zbv", (3, 4, 5), 0),
+        ("dualpipev_nosplit", (3, 4, 5, 6), 1),
+        ("dualpipev", (3, 4, 5, 6), 1),
+    ],
+)
+def test_phases_are_formulas_of_ranks_and_microbatches(name: str, ranks: tuple[int, ...], cases: int) -> None:
+    orders = library(name, [{"P": P, "M": M} for P in ranks for M in (2 * P, 2 * P + 1, 3 * P)])
     form = common_placement(orders)
     assert form is not None
-    block = phases_text(orders, form)
+    block = phases_text(orders[:-3], form, held=orders[-3:])
     assert block is not None
+    assert block.count("if ") == cases
     text = frame_of(orders, form, "inferred", "", exact=True).text(block)
     for held in ({"P": 9, "M": 23}, {"P": 12, "M": 24}):
         assert same_order(library(name, [held])[0], elaborate(tree_of(text), held))
+
+
+def test_a_text_that_fails_beyond_the_orders_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_WIDE", (4, 2, 6))
+    sizes = [{"P": P, "M": M} for P in (3, 4, 5) for M in (2 * P, 3 * P, 3 * P + 2)]
+    result = infer_rule(library("gpipe", sizes), ranks=6)  # its slots are those of three units at most
+    assert result.form == "phases"
+    assert "repeat M  { B }" in result.proof.text
+
+
+def test_held_out_orders_decide_whether_phases_are_kept() -> None:
+    orders = library("eager_1f1b", [{"P": P, "M": 2 * P} for P in (3, 4, 5)])
+    form = common_placement(orders)
+    assert form is not None
+    assert phases_text(orders, form) is not None
+    assert phases_text(orders, form, held=library("1f1b", [{"P": 6, "M": 12}])) is None
+
+
+def test_two_pipes_are_a_placement() -> None:
+    form = common_placement(library("dualpipe", [{"P": 4, "M": M} for M in (8, 10)]))
+    assert form is not None
+    assert form.pipes == 2
+    assert "% 2 == 0" in " ".join(
+        frame_of(library("dualpipe", [{"P": 4, "M": 8}, {"P": 4, "M": 10}]), form, "two", "", exact=True).requires
+    )
 
 
 def test_pairs_share_slots() -> None:
@@ -131,7 +166,7 @@ def test_three_found_orders_give_the_slots_of_the_zero_bubble_wave() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "one pipe" in message(library("dualpipe", [{"P": 2, "M": M} for M in (4, 6, 8)]))
+    assert "placement in common" in message([*library("1f1b", UNITS[:2]), *library("zbv", UNITS[2:])])
     assert "3 sizes or more, and these have 2" in message(library("1f1b", [UNITS[0], UNITS[1], UNITS[0]]))
     mixed = [*library("1f1b", UNITS[:4]), *library("gpipe", UNITS[4:])]
     assert "no text gives the held-out orders" in message(mixed)
@@ -160,13 +195,15 @@ def test_the_command_passes_its_limit_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_claim_that_fails_in_the_range_refuses_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_SMALL", (range(2, 3), range(1, 2), range(2, 4)))  # peak 2, whatever P is
-    assert "does not hold, for P = 1, M = 2" in message(library("1f1b", UNITS))
+    assert "does not hold, for P = 3, M = 6" in message(library("1f1b", UNITS))
 
 
 def test_the_domain_is_that_of_the_orders() -> None:
     twice = inferred(library("gpipe", UNITS[::2])).proof.text
     assert "require M == 2*P" in twice
-    assert "M == " not in inferred(library("1f1b", UNITS)).proof.text
+    text = inferred(library("1f1b", UNITS)).proof.text
+    assert "M == " not in text
+    assert "P >= 2" in text
 
 
 def test_numbers_and_sums() -> None:
@@ -177,7 +214,7 @@ def test_numbers_and_sums() -> None:
     assert sum_text([(2, "P"), (-1, "")]) == "2*P - 1"
     assert sum_text([]) == "0"
     assert sum_text([(fit_numbers([1, 2, 3], {"x": [2, 4, 6]}) or [])[0], (1, "")]) == "(x + 2) / 2"
-    assert common_placement(library("dualpipe", [{"P": 2, "M": 4}])) is None
+    assert common_placement(library("zb_wave_odd", [{"P": 2, "M": 4, "w": 1}])) is None
 
 
 def test_the_command_prints_a_file_of_the_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
