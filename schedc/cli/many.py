@@ -22,8 +22,6 @@ FOREIGN = ("sarif", "github")
 """Formats of other tools."""
 FORMS = ("text", "json", *FOREIGN)
 """How findings are printed."""
-_OF_MANY = {"schedules", "wanted", "as_json"}
-"""What `check` takes beside several files."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -33,16 +31,18 @@ def files_arguments(command: F) -> F:
     @wraps(command)
     @click.pass_context
     def one_or_many(
-        ctx: click.Context, /, *, schedules: tuple[Any, ...], wanted: str | None, as_json: bool, **rest: Any
+        ctx: click.Context, /, *, schedules: tuple[Any, ...], wanted: str | None, as_json: bool, mend: bool, **rest: Any
     ) -> Any:
         if as_json and wanted not in (None, "json"):
             raise click.UsageError(f"--json, and --format {wanted}: ask for one of them")
         form = "json" if as_json else wanted or "text"
+        if mend:
+            _mend(schedules)
         if len(schedules) == 1 and not (isinstance(schedules[0], str) and Path(schedules[0]).is_dir()):
             with _told(form):
                 return command(schedule=schedules[0], form=form, **rest)
         given = {name for name in rest if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        if alone := [each.opts[-1] for each in ctx.command.params if each.name in given - _OF_MANY]:
+        if alone := [each.opts[-1] for each in ctx.command.params if each.name in given]:
             raise click.UsageError(f"{', '.join(alone)}: give one schedule; several are checked at their default sizes")
         return check_files(map(str, schedules), form)
 
@@ -52,7 +52,26 @@ def files_arguments(command: F) -> F:
         type=click.Choice(FORMS),
         help="How findings are printed. sarif: for code scanning. github: annotations of a workflow.",
     )(json_argument(one_or_many))
+    formats = click.option("--fix", "mend", is_flag=True, help="First apply the edits that mean nothing else.")(formats)
     return click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", type=ScheduleArgument())(formats)  # type: ignore[return-value]
+
+
+def _mend(given: Iterable[Any]) -> None:
+    """Write the safe edits into the files, and say on stderr which ones."""
+    from schedc.editor.findings import findings
+    from schedc.fixes import mended
+    from schedc.load.library import load
+
+    paths = [Path(each) for each in given if isinstance(each, str)]
+    if strangers := [str(each) for each in given if not isinstance(each, str) or not Path(each).exists()]:
+        raise click.UsageError(f"--fix writes into files: {', '.join(strangers)} is none")
+    for path in schedule_files(paths):
+        source = load(path)
+        text, done = mended(source, findings)
+        for each in done:
+            click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
+        if done:
+            path.write_text(text.text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
@@ -78,6 +97,8 @@ def schedule_files(paths: Iterable[Path]) -> list[Path]:
 
 def check_files(given: Iterable[str], form: str) -> None:
     """Check every schedule and plan of the files and folders at its default sizes, and print the findings."""
+    from schedc.fixes import finding_json
+
     paths = [Path(each) for each in given]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise click.UsageError(f"there is no file or folder {', '.join(missing)}; library names are checked one by one")
@@ -89,7 +110,7 @@ def check_files(given: Iterable[str], form: str) -> None:
     if form in FOREIGN:
         print_foreign(findings, form)
     elif form == "json":
-        each = [{"file": name, "diagnostics": [one.to_json() for one in own]} for name, own in found.items()]
+        each = [{"file": name, "diagnostics": [finding_json(one) for one in own]} for name, own in found.items()]
         click.echo(json.dumps({"schema": "schedc.check.files", "version": 1, "files": each}))
     else:
         faulty = sum(map(bool, found.values()))

@@ -20,6 +20,7 @@ from schedc.editor.hover import WORDS, hover_code, word_at
 from schedc.editor.names import occurrence_at, references, rename
 from schedc.editor.outline import OutlineSymbol, blocks, symbols
 from schedc.editor.semantic import TOKEN_TYPES, semantic_tokens
+from schedc.fixes import fix_of
 from schedc.load.library import load, names, open_schedule
 from schedc.source import NOWHERE, Source, Span
 from schedc.syntax.formatter import format_source
@@ -171,6 +172,27 @@ def _hint(server: LanguageServer, params: types.InlayHintParams) -> list[types.I
     return found
 
 
+def _act(server: LanguageServer, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """The edits that mend findings in a range. Safe ones are preferred."""
+    uri = params.text_document.uri
+    source, found = _source(server, uri), []
+    for finding in findings(source):
+        fix, place = fix_of(finding), _diagnostic(source, uri, finding)
+        if fix is None or not _meet(place.range, params.range):
+            continue
+        edit = types.WorkspaceEdit(changes={uri: [types.TextEdit(_range(source, fix.span), fix.text)]})
+        kind = types.CodeActionKind.QuickFix
+        found.append(types.CodeAction(fix.title, kind, [place], is_preferred=fix.safe, edit=edit))
+    return found
+
+
+def _meet(one: types.Range, other: types.Range) -> bool:
+    def order(place: types.Position) -> tuple[int, int]:
+        return place.line, place.character
+
+    return order(one.start) <= order(other.end) and order(other.start) <= order(one.end)
+
+
 def _sign(server: LanguageServer, params: types.SignatureHelpParams) -> types.SignatureHelp | None:
     """The form of the line of a plan at a place, and its meaning."""
     source, line, _ = _place(server, params)
@@ -252,6 +274,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: _colour,
     types.TEXT_DOCUMENT_INLAY_HINT: _hint,
     types.TEXT_DOCUMENT_SIGNATURE_HELP: _sign,
+    types.TEXT_DOCUMENT_CODE_ACTION: _act,
 }
 """What answers each request of the protocol."""
 _OPTIONS: dict[str, tuple[Any, ...]] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.compiler import Analysis
 from schedc.diagnostics import Diagnostic
+from schedc.fixes import finding_json
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
@@ -66,7 +67,7 @@ def to_json(
         **_cells(analysis),
         **_messages(analysis),
         "expect": [claim.to_json() for claim in analysis.claims],
-        "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
+        "diagnostics": [finding_json(each) for each in analysis.diagnostics],
     }
 
 
@@ -260,7 +261,7 @@ def _messages_text(facts: dict[str, Any]) -> Iterator[str]:
 
 def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
     """The facts of an input that cannot be measured: its diagnostics."""
-    return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
+    return {"schema": schema, "version": 1, "diagnostics": [finding_json(each) for each in diagnostics]}
 
 
 def _inside_text(facts: dict[str, Any]) -> str:

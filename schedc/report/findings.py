@@ -9,7 +9,8 @@ from typing import Any
 from schedc import __version__
 from schedc.codes import CODES
 from schedc.diagnostics import Diagnostic, Label
-from schedc.source import NOWHERE
+from schedc.fixes import fix_of
+from schedc.source import NOWHERE, Source, Span
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -43,6 +44,10 @@ def _result(finding: Diagnostic) -> dict[str, Any]:
     others = [label for label in finding.secondary if label.span != NOWHERE]
     result: dict[str, Any] = {"ruleId": finding.code, "level": "error", "message": {"text": text}}
     if finding.source is not None:
+        if (fix := fix_of(finding)) is not None:
+            change = {"deletedRegion": _region(fix.span), "insertedContent": {"text": fix.text}}
+            artifact = {"artifactLocation": _artifact(finding.source), "replacements": [change]}
+            result["fixes"] = [{"description": {"text": fix.title}, "artifactChanges": [artifact]}]
         result["locations"] = [_location(finding, finding.primary)]
         if others:
             related = [{**_location(finding, label), "message": {"text": label.text or "here"}} for label in others]
@@ -52,16 +57,20 @@ def _result(finding: Diagnostic) -> dict[str, Any]:
 
 def _location(finding: Diagnostic, label: Label) -> dict[str, Any]:
     assert finding.source is not None
-    place: dict[str, Any] = {"artifactLocation": {"uri": finding.source.place.replace("\\", "/")}}
+    place: dict[str, Any] = {"artifactLocation": _artifact(finding.source)}
     if label.span != NOWHERE:
         span = label.span
-        place["region"] = {
-            "startLine": span.line,
-            "startColumn": span.column,
-            "endLine": span.end_line,
-            "endColumn": max(span.end_column, span.column + 1) if span.end_line == span.line else span.end_column,
-        }
+        end = max(span.end_column, span.column + 1) if span.end_line == span.line else span.end_column
+        place["region"] = _region(Span(span.line, span.column, span.end_line, end))
     return {"physicalLocation": place}
+
+
+def _artifact(source: Source) -> dict[str, str]:
+    return {"uri": source.place.replace("\\", "/")}
+
+
+def _region(span: Span) -> dict[str, int]:
+    return {"startLine": span.line, "startColumn": span.column, "endLine": span.end_line, "endColumn": span.end_column}
 
 
 def to_github(findings: Sequence[Diagnostic]) -> Iterator[str]:

@@ -8,6 +8,7 @@ LEVELS = {
     "schedc": (
         ("source", "interrupts", "units"),
         ("diagnostics", "codes"),
+        ("fixes",),
         ("model",),
         ("ir",),
         ("syntax", "cell"),

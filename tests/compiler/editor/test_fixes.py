@@ -1,0 +1,81 @@
+"""Edits that mend findings: the finding is gone, no other one comes, and `check --fix` writes the safe ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedc.codes import CODES, ENTRIES
+from schedc.editor.findings import findings
+from schedc.fixes import edited, fix_of
+from schedc.load.library import load
+from schedc.source import Source
+from support.commands import schedc
+from support.paths import ROOT
+
+LINEAR = load("1f1b").text
+PLANNED = LINEAR + "\nplan step = 1f1b(P = 4, M = 8) {\n  layers 8\n}\n"
+TEXTS = {
+    **{entry.code: entry.wrong for entry in ENTRIES if entry.wrong and entry.file.endswith(".sched")},
+    **{path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "mistakes").glob("*.sched")},
+    "role": LINEAR.replace("M: microbatches", "M: microbatch"),
+    "placement": LINEAR.replace("place linear", "place linera"),
+    "chunk": LINEAR.replace("{ F  B }", "{ F0  B }"),
+    "size": PLANNED.replace("M = 8)", "m = 8)"),
+    "schedule": PLANNED.replace("= 1f1b(", "= 1f1bb("),
+    "metric": LINEAR.replace("peak_activations", "peak_activation"),
+    "function": LINEAR.replace("min(P-1-r, M)", "mim(P-1-r, M)"),
+}
+
+
+def test_an_edit_ends_its_finding_and_begins_no_other() -> None:
+    mended = set()
+    for name, text in TEXTS.items():
+        source = Source("a.sched", text)
+        before = findings(source)
+        known = {(each.code, each.message) for each in before}
+        for finding in before:
+            fix = fix_of(finding)
+            if fix is None:
+                continue
+            after = {
+                (each.code, each.message) for each in findings(Source("a.sched", edited(source, fix.span, fix.text)))
+            }
+            assert (finding.code, finding.message) not in after, (name, fix)
+            assert after <= known, (name, fix)
+            mended.add(finding.code)
+    assert len(mended) >= 19, sorted(mended)
+    assert {"S001", "S003", "S101", "S103", "S104", "S110", "S111", "S121", "S147", "S406"} <= mended
+
+
+def test_check_writes_the_safe_edits_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    wrong = LINEAR.replace("place linear", "place linera;").replace("repeat M - w", "repeat N - w")
+    path.write_text(wrong.replace("{ B }", "{ I }"), encoding="utf-8")
+    result = schedc("check", str(path), "--fix")
+    assert path.read_text(encoding="utf-8") == LINEAR.replace("repeat M - w", "repeat N - w").replace("{ B }", "{ I }")
+    assert result.stderr.count("fixed ") == 2
+    assert "S101" in result.stderr
+    path.write_text(LINEAR.replace("min(P-1-r", "mni(P-1-r"), encoding="utf-8")
+    assert schedc("check", str(path), str(tmp_path), "--fix").exit_code == 0
+    assert path.read_text(encoding="utf-8") == LINEAR
+    assert "--fix writes into files: 1f1b is none" in schedc("check", "1f1b", "--fix").output
+
+
+def test_json_and_sarif_have_the_edit(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    path.write_text(CODES["S151"].wrong, encoding="utf-8")
+    (finding,) = json.loads(schedc("check", str(path), "--json").stdout)["diagnostics"]
+    fix = finding["fix"]
+    assert (fix["title"], fix["text"], fix["safe"], fix["line"]) == ("write `hot 8`", "hot 8", False, finding["line"])
+    (run,) = json.loads(schedc("check", str(path), "--format", "sarif").stdout)["runs"]
+    (change,) = run["results"][0]["fixes"][0]["artifactChanges"][0]["replacements"]
+    assert change["insertedContent"] == {"text": "hot 8"}
+    assert change["deletedRegion"]["startColumn"] == fix["column"]
+
+
+@pytest.mark.parametrize("name", ["S501", "S301"])
+def test_what_a_person_has_to_choose_has_no_edit(name: str) -> None:
+    assert [fix_of(each) for each in findings(Source("a.sched", CODES[name].wrong))] == [None]
