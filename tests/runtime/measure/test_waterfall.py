@@ -72,11 +72,13 @@ def test_copies_shorten_a_predicted_step_where_ranks_are_uneven(
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With half of the microbatches of `python benchmarks/waterfall.py`, and nodes that stay uneven beside copies.
+    """With half of the microbatches and layers of `python benchmarks/waterfall.py`, and nodes uneven beside copies.
 
     Experts that took the mean rows would be 5 % faster.
     """
-    monkeypatch.setattr(waterfall, "MICROBATCHES", 4)
+    halves = {"MICROBATCHES": 4, "BLOCKS": 4, "MODEL": waterfall.Model(5, 1), "START": (1, 1, 1, 2)}
+    for name, value in halves.items():
+        monkeypatch.setattr(waterfall, name, value)
     skew = waterfall.Skew(1.6, 1.1)
     step = waterfall.Step("even", "hierarchical", overlap=True, copies=waterfall.EVEN, dealt=True)
     waterfall.pool(waterfall.PIPELINE * waterfall.RANKS).run("support.short_search:on_rank")

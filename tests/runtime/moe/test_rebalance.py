@@ -21,9 +21,9 @@ NODE = "  topology nodes 1 x 4\n  overlap auto\n"
 NODES = "  topology nodes 2 x 2\n  overlap auto\n"
 CASES = [
     Case("1f1b", {"P": 1, "M": 2}, NODE),
-    Case("zbh1", {"P": 2, "M": 4}, f"{NODES}  alltoall hierarchical\n"),
+    Case("zbh1", {"P": 1, "M": 2}, f"{NODES}  alltoall hierarchical\n"),
     Case("dualpipe", {"P": 2, "M": 4}, f"{NODES}  alltoall allgather\n"),
-    Case("dualpipev", {"P": 2, "M": 4}, f"{NODE}  hot 1\n"),
+    Case("dualpipev", {"P": 1, "M": 2}, f"{NODE}  hot 1\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODE}  hot 1 by microbatch\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODE}  balance by microbatch within 1\n  products tiles\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODES}  balance by step over group\n  products tiles\n"),
