@@ -50,14 +50,15 @@ LEVELS = range(1, 1001)
 """How many times the outermost level is oversubscribed."""
 
 
-def all_networks(levels: Sequence[int] = LEVELS, *further: str) -> list[Case]:
+def all_networks(levels: Sequence[int] = LEVELS, *further: str, every: int = 1) -> list[Case]:
     """Every plan of the table that crosses, every one that stays, and searches.
 
-    further: conditions on the plans with expert groups on domains of 72.
+    further: conditions on the plans with expert groups on domains of 72. every: so many pairs of devices and groups
+    have one search.
     """
     crossing = [_crosses(name, *each, levels) for name, each in NETWORKS.items()]
     stays = (_stays(name, *each) for name, each in NETWORKS.items())
-    placements = (searched_placements(*each, *further) for each in product(PLACED, (16, 32, 64)))
+    placements = (searched_placements(*each, *further) for each in [*product(PLACED, (16, 32, 64))][::every])
     return [*crossing, *stays, _searched(), *placements]
 
 
