@@ -163,6 +163,7 @@ def pool(world_size: int) -> RankPool:
 def _serve(rank: int, world_size: int, port: int, channel: Connection) -> None:
     """Run a worker: join the others, then answer requests until the channel closes."""
     gc.freeze()  # the modules that the server has loaded stay
+    gc.set_threshold(10_000, 20, 20)
     end_with(os.getppid())  # the server, which ends with the process that runs the tests
     os.setsid()  # Ctrl-C is for the process that runs the tests, which then closes the pool
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
