@@ -13,8 +13,8 @@ row has failed with an error above 1e-14, or with unequal bits.
     families     dense families on two pipeline ranks times ``--tensor`` tensor ranks
     heads        families with fewer KV heads than tensor ranks. failed: rows that are not refused with the module
     experts      families with experts over tensor ranks, whose auxiliary loss counts, on meshes of four processes
-    levels       each level of recomputation, and Rs ahead of backwards. held: bytes that a microbatch of the first
-                 stage holds, by level
+    levels       each level of recomputation, also in slices, and Rs ahead of backwards. held: bytes that a microbatch
+                 of the first stage holds, by level
     share        share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
                  failed: 1 if less than 0.97, or any
     sums         partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
@@ -152,7 +152,9 @@ def _experts(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
 def _levels(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
     for name in ("llama", "starcoder2", "Mixtral", "DeepseekV3"):
         for schedule in ("zbh1", "dualpipev", "ahead"):
-            yield {"function": "tensor_level_cases:levels", "name": name, "schedules": [schedule]}
+            for slices in (1, 2) if schedule == "zbh1" else (1,):
+                own = {"name": name, "schedules": [schedule], "slices": slices}
+                yield {"function": "tensor_level_cases:levels", **own}
 
 
 def _axes(options: argparse.Namespace) -> Iterable[dict[str, Any]]:

@@ -40,11 +40,11 @@ def _counting() -> Iterator[dict[int, int]]:
 
 
 def levels(
-    rank: int, world: int, name: str, schedules: Sequence[str], levels: Sequence[str] = tuple(Level), tensor: int = 2
+    rank: int, world: int, name: str, schedules: Sequence[str], levels: Sequence[str] = tuple(Level), slices: int = 1
 ) -> list[dict[str, Any]]:
     """A case for each schedule: the error, digests by level and order of cells, and bytes held by level.
 
-    Each level runs in two orders, the drawn one and another.
+    Each level runs in two orders, the drawn one and another. slices: of a microbatch.
     """
     cases = []
     with wide_norms():
@@ -53,21 +53,21 @@ def levels(
             program = schedc.compile(
                 AHEAD if schedule == "ahead" else schedule, P=2, **SCHEDULES.get(schedule, {"M": 4})
             )
-            cases.append({"family": name, "schedule": schedule} | _case(model, program, levels, tensor, name in KINDS))
+            cases.append({"family": name, "schedule": schedule} | _case(model, program, levels, slices, name in KINDS))
     return cases
 
 
-def _case(model: nn.Module, program: Any, levels: Sequence[str], tensor: int, experts: bool) -> dict[str, Any]:
+def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, experts: bool) -> dict[str, Any]:
     tokens, labels = batch()
     expected = expert_reference(model, tokens, labels, 4)[1] if experts else reference(model, tokens, labels, 4)[1]
     bits: dict[str, str] = {}
     bytes_held: dict[str, int] = {}
     worst = 0.0
-    mesh = Mesh(2, experts=2 if experts else 1, tensor=tensor)
+    mesh, cut_rows = Mesh(2, experts=2 if experts else 1, tensor=2), (slices,) * program.stages * (slices > 1)
     for number, level in enumerate(levels):
         for order in dict.fromkeys(("drawn", list(ORDERS)[number % len(ORDERS)])):
             recompute = (Recompute(Level(level)),) * program.stages
-            plan = Plan(recompute=recompute, **({"method": Method.FLAT} if experts else {}))
+            plan = Plan(recompute=recompute, slices=cut_rows, **({"method": Method.FLAT} if experts else {}))
             pipe = Pipeline(
                 deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cells=ORDERS[order],
                 cut=Cut(inputs=["input_ids"]), plan=plan, example={"input_ids": tokens[:2]}, timeout=60.0,

@@ -65,18 +65,18 @@ def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: in
 
 @needs("transformers")
 @pytest.mark.parametrize(
-    ("family", "schedule", "levels", "share"),
+    ("family", "schedule", "levels", "slices", "share"),
     [
-        ("llama", "dualpipev", ["none", "act", "layer"], 0.15),
-        ("llama", "ahead", ["full", "layer"], 0.0),
-        ("Mixtral", "zbh1", ["none", "medium", "layer"], 0.3),
+        ("llama", "dualpipev", ["none", "act", "layer"], 2, 0.15),
+        ("llama", "ahead", ["full", "layer"], 1, 0.0),
+        ("Mixtral", "zbh1", ["none", "medium", "layer"], 1, 0.3),
     ],
 )
 def test_levels_of_recomputation_have_the_same_bits(
-    family: str, schedule: str, levels: list[str], share: float
+    family: str, schedule: str, levels: list[str], slices: int, share: float
 ) -> None:
-    """What enters a core is gathered a second time at `layer`, in each order of a cell and in an R."""
-    arguments: dict[str, Any] = {"name": family, "schedules": [schedule], "levels": levels}
+    """What enters a core is gathered a second time at `layer`, in each order of a cell, in slices and in an R."""
+    arguments: dict[str, Any] = {"name": family, "schedules": [schedule], "levels": levels, "slices": slices}
     for (case,) in pool(4).run(f"{LEVEL_CASES}:levels", timeout=240, **arguments):
         assert case["error"] <= 1e-14, case
         assert case["equal"], case["bits"]

@@ -8,10 +8,11 @@ from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.context import check_context
 from schedc_runtime.providers import TORCH
 
-_ALONE = {"bound": "sizes bounded"} | {
-    name: name for name in ("capacity", "hot", "balance", "migrate", "fuse", "slices")
-}
+_ALONE = {"bound": "sizes bounded"} | {name: name for name in ("capacity", "hot", "balance", "migrate", "fuse")}
 """By field of a plan: the line that no pipeline with tensor ranks carries out."""
+
+_DENSE = ("recompute", "slices")
+"""The lines of a plan that tensor ranks carry out, and context ranks do not."""
 
 
 def split_products(assembly: Assembly) -> None:
@@ -27,7 +28,7 @@ def split_products(assembly: Assembly) -> None:
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
-    experts = any(True for _ in moe_layers(settings.model))
+    experts, shared = any(True for _ in moe_layers(settings.model)), assembly.mesh.context > 1
     assembly.mesh.refuse_beside_splits({
         "a model on the meta device": assembly.construction.deferred,
         "experts, which `parallel` splits without `of attention`": (
@@ -36,7 +37,7 @@ def split_products(assembly: Assembly) -> None:
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
         "`recompute adaptive`": any(each.adaptive is not None for each in plan.recompute),
         "`recompute` with levels of single layers": any(each.layers for each in plan.recompute),
-        "`recompute` beside context ranks": assembly.mesh.context > 1 and bool(plan.recompute),
+        **{f"`{line}` beside context ranks": shared and bool(getattr(plan, line)) for line in _DENSE},
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
         f"rng={settings.rng!r}": settings.rng != "by name",
     })  # fmt: skip
