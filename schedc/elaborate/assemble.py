@@ -59,6 +59,7 @@ def assemble_schedule(
         phases=columns.phases,
         spans=tuple(item.span for item in order.items) or (tree.span,),
         doc=tree.doc,
+        segments=columns.segments,
         source=tree.source,
     )
 

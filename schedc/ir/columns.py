@@ -11,7 +11,7 @@ import numpy as np
 from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.placement import Placement
 
-SHARED = ("name", "sizes", "placement", "phases", "spans", "doc", "layout", "layers", "plan", "tied")
+SHARED = ("name", "sizes", "placement", "phases", "spans", "doc", "layout", "layers", "plan", "tied", "segments")
 """Fields that a Schedule and the Program made of it have in common."""
 
 

@@ -15,6 +15,7 @@ One object with these fields:
     plan               only where the plan attaches more than layers: an object of the fields of `schedc.ir.plan.Plan`
                        that are not as by default; in versions 1 and 2 its directives on one line
     tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
+    segments           only where sequences are cut into segments: how many each has
     works              only where works run beside compute, from version 2 on: their columns, meant as those of
                        `schedc.ir.works.Works`, with kinds, lanes and groups by name; the streams then have
                        ``work``. Without ``group`` every work is local

@@ -147,6 +147,12 @@ FIELDS = {
         lambda reader, value, path: read_value(reader, tuple[Tie, ...], value, path),
         optional=True,
     ),
+    "segments": Field(
+        "segments",
+        lambda program: program.segments if program.segments > 1 else None,
+        lambda reader, value, path: reader.integer(value, path, 2, 2**16),
+        optional=True,
+    ),
     "works": Field("works", _written_works, _works, optional=True),
     "communicators": Field(
         "communicators",

@@ -164,7 +164,7 @@ class Program(Columns):
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
     plan: what the plan attaches besides, as of a `Schedule`.
-    tied: the stages that use the same parameters, as of a `Schedule`.
+    tied: the stages that use the same parameters, as of a `Schedule`. segments: parts of each sequence, as there.
     works: what runs beside compute, numbered rank by rank in the order of the STARTs.
     communicators: [messages] the communicator of each message, by ascending number; empty where one has all messages.
 
@@ -198,6 +198,7 @@ class Program(Columns):
     layers: int = 0
     plan: Plan = NO_PLAN
     tied: tuple[Tie, ...] = ()
+    segments: int = 1
     works: Works = field(default_factory=lambda: NO_WORKS)
     communicators: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     source: Source | None = field(default=None, compare=False, repr=False)

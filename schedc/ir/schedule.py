@@ -53,6 +53,7 @@ class Schedule(Columns):
         and 0 where nothing is said. The order does not depend on it.
     plan: what the plan attaches besides.
     tied: the stages that use the same parameters; empty where nothing is said.
+    segments: parts of each sequence; microbatch m * segments + j of the order is segment j of microbatch m.
     source: the text that ``spans`` point into, if there is one.
     """
 
@@ -73,6 +74,7 @@ class Schedule(Columns):
     layers: int = 0
     plan: Plan = NO_PLAN
     tied: tuple[Tie, ...] = ()
+    segments: int = 1
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def op(self, row: int) -> Op:

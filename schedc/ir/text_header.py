@@ -66,7 +66,9 @@ class Header:
 
     opening: HeaderLine
     version: int
-    fields: dict[str, Any] = field(default_factory=lambda: {"layout": "", "layers": 0, "source": "", "sizes": {}})
+    fields: dict[str, Any] = field(
+        default_factory=lambda: {"layout": "", "layers": 0, "segments": 1, "source": "", "sizes": {}}
+    )
     """What lines said once, by keyword."""
     lines: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _LISTS})
     """What lines said that may occur several times, by keyword."""
@@ -109,7 +111,7 @@ class Header:
             "doc": "\n".join(text for (text,) in docs),
             "tied": tuple(Tie(tuple(stages), size) for stages, size in ties),
             "plan": plan_of_line(plan, len(pipes[0][-1])) if plan else NO_PLAN,
-            **{name: self.fields[name] for name in ("name", "layout", "layers", "sizes")},
+            **{name: self.fields[name] for name in ("name", "layout", "layers", "segments", "sizes")},
         }
 
     def take(self, line: HeaderLine, keyword: str, values: list[Any], match: re.Match[str]) -> None:
@@ -160,6 +162,7 @@ def print_header(form: str, value: Schedule | Program, version: int = VERSION) -
     queues = value.communicators.tolist() if isinstance(value, Program) else []
     lines += [f"communicators {' '.join(map(str, queues))}"] if queues else []
     lines += [f"tied {' '.join(map(str, tie.stages))} bytes {tie.bytes}" for tie in value.tied]
+    lines += [f"segments {value.segments}"] if value.segments > 1 else []
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")
     for pipe, home in enumerate(place.rank_of_stage.tolist()):
@@ -243,7 +246,8 @@ def _form(line: str) -> tuple[re.Pattern[str], list[str]]:
 
 _LINES = (
     "name TEXT", "doc TEXT", "source TEXT", "layout TEXT of N", "plan TEXT", "communicators LIST",
-    "tied LIST bytes BYTES", "size TEXT SIZE", "ranks N", "pipe N ..< N on LIST", "phase N TEXT", "span N N:N-N:N",
+    "tied LIST bytes BYTES", "segments N", "size TEXT SIZE", "ranks N", "pipe N ..< N on LIST", "phase N TEXT",
+    "span N N:N-N:N",
 )  # fmt: skip
 _FIELDS = {line.partition(" ")[0]: _form(line) for line in _LINES}
 """The form of each line of the header, and what stands in it, by its first word."""

@@ -76,6 +76,9 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
     if start.shape != (program.ranks + 1,) or start[0] != 0 or start[-1] != n or (np.diff(start) < 0).any():
         message = f"rank_start does not split {n} instructions over {program.ranks} ranks"
         return [Diagnostic("S319", message, source=program.source)]
+    if program.segments < 1 or (np.asarray(program.placement.first_microbatch) % program.segments).any():
+        message = f"the microbatches of a pipe are no whole number of sequences of {program.segments} segments"
+        return [Diagnostic("S319", message, source=program.source)]
     outside = (program.span < 0) | (program.span >= len(program.spans))
     outside |= (program.phase < 0) | (program.phase >= len(program.phases))
     if outside.any():  # before anything is described, which looks the place up

@@ -69,7 +69,8 @@ def _keep_communicators(program: Program, with_works: Program) -> None:
 
 
 _FIELDS = (
-    "name", "sizes", "placement", "phases", "spans", "doc", "source_name", "layout", "layers", "plan", "tied", "source",
+    "name", "sizes", "placement", "phases", "spans", "doc", "source_name", "layout", "layers", "plan", "tied",
+    "segments", "source",
 )  # fmt: skip
 """The fields of a program that works leave as they are."""
 

@@ -1,0 +1,111 @@
+"""Sequences in segments that carry keys and values, against each document alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.pipeline.agree.sequences import in_segments, segmented_call, whole_sequences
+from schedc_runtime.stage.carries import Carries
+from schedc_runtime.testing import pool
+from support.needs import needs
+
+CASES = "support.segment_cases"
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["llama"], ["deepseek_v3", "mistral"]])
+def test_documents_in_segments_are_those_alone(names: list[str]) -> None:
+    """Whole and split backwards; all legal orders with one order of sums have the same bits."""
+    for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=names, orders=4):
+        assert [case["orders"] for case in cases] == [1, 1, 4] * len(names)
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_segments_work_beside_tensor_ranks() -> None:
+    for cases in pool(4).run(f"{CASES}:sequences", timeout=240, names=["llama"], orders=0, tensor=2):
+        assert len(cases) == 2
+        assert all(case["error"] <= 1e-14 for case in cases), cases
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_outputs_of_segments_are_put_together() -> None:
+    for told in pool(2).run(f"{CASES}:evaluated", timeout=240):
+        assert all(abs(error) <= 1e-13 for error in told.values()), told
+
+
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_segments_do_not_serve_is_refused() -> None:
+    for told in pool(2).run(f"{CASES}:refusals", timeout=240):
+        assert "sequences in 4 segments and compile=" in told["compile"]
+        assert "sequences in 4 segments and graphs=" in told["graphs"]
+        assert "shift=True" in told["shift"]
+        assert "returned a mean" in told["mean"]
+        assert "`position_ids`" in told["positions"]
+        assert "`attention_mask`" in told["mask"]
+        assert "6 tokens, which do not divide into 4 segments" in told["tokens"]
+        assert "7 rows" in told["rows"]
+        assert "a list of microbatches" in told["list"]
+        assert "or without tokens" in told["numbers"]
+        assert "`linear_attention`" in told["state"]
+        assert "segment 1 of sequence 0 is forwarded, and 0 are there" in told["forward"], told["forward"]
+        assert "the backward of segment 0 runs behind that of segment 4" in told["backward"], told["backward"]
+
+
+def test_segments_are_rows_behind_the_door() -> None:
+    tokens = torch.arange(4 * 6).reshape(4, 6)
+    batch = {"input_ids": tokens, "position_ids": tokens}
+    cut, _ = segmented_call(batch, None, 4, 2)
+    assert cut["input_ids"].tolist()[:4] == [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9, 10, 11]]
+    assert torch.equal(whole_sequences(cut["input_ids"], 2, 2), tokens)
+    grids = in_segments({"position_ids": tokens.expand(3, 4, 6)}, 2, 2, {"position_ids": 1})
+    assert grids["position_ids"][2].tolist() == cut["input_ids"].tolist()
+    with pytest.raises(BatchRefused, match="no whole number of sequences"):
+        segmented_call(batch, None, 3, 2)
+
+
+def _run(carries: Carries, own: list[Tensor], number: int) -> Tensor:
+    carries.begin(number)
+    return carries.joined("keys", own[number], 1)
+
+
+def test_gradients_go_to_earlier_segments_in_one_order() -> None:
+    own = [torch.randn(2, 3, requires_grad=True) for _ in range(3)]
+    carries = Carries(0, 3)
+    joined = [_run(carries, own, number) for number in range(3)]
+    assert [each.shape[1] for each in joined] == [3, 6, 9]
+    assert torch.equal(joined[2], torch.cat(own, 1))
+    weights = [torch.randn_like(each) for each in joined]
+    for number in reversed(range(3)):
+        (joined[number] * weights[number]).sum().backward()
+    last = weights[2]
+    assert torch.equal(own[2].grad, last[:, 6:])
+    assert torch.equal(own[1].grad, weights[1][:, 3:] + last[:, 3:6])
+    assert torch.equal(own[0].grad, weights[0] + (last[:, :3] + weights[1][:, :3]))
+    carries.end()
+
+
+def test_what_waits_for_a_segment_is_no_end_of_a_step() -> None:
+    own = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+    carries = Carries(1, 2)
+    _run(carries, own, 0)
+    with pytest.raises(StageError, match=r"still holds keys and values of the sequences \[0\]"):
+        carries.end()
+    carries.reset()
+    carries.end()
+    with torch.no_grad():
+        for number in range(2):
+            _run(carries, own, number)
+    carries.end()

@@ -1,0 +1,218 @@
+"""Cases of sequences in segments on real ranks: packed rows against each document alone, in models of Transformers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import schedc
+from schedc.ir.placement import linear
+from schedc.ir.program import Program
+from schedc.load.library import Text
+from schedc.source import Source
+from schedc.step.program.insert_communication import insert_communication
+from schedc_runtime import ChunkedLoss, Cut, Loss, Mesh, Pipeline
+from schedc_runtime.data.documents import transformers_inputs
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import InstructionError
+from support.document_cases import alone, packed
+from support.orders import schedule
+from support.tensor_cases import digest, error_of, family, wide_norms
+
+SPLIT = """sched 1
+schedule split(P: ranks = 2, M: microbatches = 2, k: segments = 4) {
+  place linear
+  rank r {
+    let w = min(P-r-2+k, M*k)
+    phase warmup   repeat w        { F }
+    phase steady   repeat M*k - w  { F  I }
+    phase cooldown repeat w        { I  W }
+    phase flush    repeat M*k - w  { W }
+  }
+}
+"""
+"""A split backward over segments, with Ws behind other Is."""
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen3": {},
+    "mistral": {"sliding_window": 3},
+    "deepseek_v3": {
+        "first_k_dense_replace": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "v_head_dim": 8,
+        "qk_nope_head_dim": 8, "head_dim": 4,
+    },
+}  # fmt: skip
+"""By family, what its tiny configuration has: grouped heads, windows, and latents without experts."""
+DEPTH, SEQUENCES, SEGMENTS = 2, 2, 4
+
+
+def model_of(name: str) -> nn.Module:
+    """A tiny model in float64, the same on every rank."""
+    return family(name, **MODELS[name])
+
+
+def compiled(name: str, M: int = SEQUENCES) -> Program:
+    """The program of ``seq1f1b``, or of `SPLIT`."""
+    if name == "split":
+        return schedc.compile(Text(Source("split.sched", SPLIT)), P=DEPTH, M=M, k=SEGMENTS)
+    return schedc.compile(name, P=DEPTH, M=M, k=SEGMENTS)
+
+
+def legal_orders(count: int, seed: int = 0) -> Iterator[Program]:
+    """Random orders of `SEQUENCES` in `SEGMENTS` over `DEPTH` stages: Fs, Is and Ws in any legal order.
+
+    Sums over microbatches have one order: backwards are those of sequence 0, then 1, and Ws alike.
+    """
+    numbers = [m * SEGMENTS + j for m in range(SEQUENCES) for j in reversed(range(SEGMENTS))]
+    chance = random.Random(seed)
+    for _ in range(count):
+        ready: dict[tuple[str, int], list[int]] = {("I", s): list(numbers) for s in range(DEPTH)}
+        ready |= {("W", s): list(numbers) for s in range(DEPTH)}
+        done: set[tuple[str, int, int]] = set()
+        lines: list[list[str]] = [[] for _ in range(DEPTH)]
+        total = DEPTH * len(numbers) * 3
+        while len(done) < total:
+            steps = [("F", s, n) for s in range(DEPTH) for n in numbers if _may_forward(done, s, n)]
+            steps += [("I", s, ready["I", s][0]) for s in range(DEPTH) if ready["I", s] and _may_return(
+                done, s, ready["I", s][0])]  # fmt: skip
+            steps += [("W", s, q[0]) for s in range(DEPTH) if (q := ready["W", s]) and ("I", s, q[0]) in done]
+            kind, stage, number = chance.choice(steps)
+            done.add((kind, stage, number))
+            if kind != "F":
+                ready[kind, stage].pop(0)
+            lines[stage].append(f"{stage}{kind}{number}")
+        order = schedule(lines, linear(DEPTH, len(numbers)), "random")
+        yield insert_communication(replace(order, segments=SEGMENTS))
+
+
+def _may_forward(done: set[tuple[str, int, int]], stage: int, number: int) -> bool:
+    earlier = number % SEGMENTS == 0 or ("F", stage, number - 1) in done
+    return ("F", stage, number) not in done and earlier and (stage == 0 or ("F", stage - 1, number) in done)
+
+
+def _may_return(done: set[tuple[str, int, int]], stage: int, number: int) -> bool:
+    last = (number // SEGMENTS + 1) * SEGMENTS - 1
+    below = stage == DEPTH - 1 or ("I", stage + 1, number) in done
+    return below and ("F", stage, last) in done and ("F", stage, number) in done
+
+
+def loss_fn(output: Any, labels: Tensor) -> Loss:
+    """The sum of next tokens' losses, and their number. A `ChunkedLoss` adds to the head in the order of forwards."""
+    logits = output["logits"].flatten(0, 1)
+    total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    return Loss(total, (labels != -100).sum())
+
+
+def pipe_of(model: nn.Module, program: Program, **options: Any) -> Pipeline:
+    """A pipeline of a copy of ``model`` on the packed rows."""
+    tokens, documents, _ = packed()
+    given = {"loss_fn": ChunkedLoss("lm_head", chunk=5), "mesh": Mesh(DEPTH), "timeout": 60.0, **options}
+    return Pipeline(deepcopy(model), program, example=transformers_inputs(tokens[:2], documents[:2]), **given)
+
+
+def sequences(rank: int, world: int, names: Sequence[str], orders: int = 20, tensor: int = 1) -> list[dict[str, Any]]:
+    """A case for each family and schedule: errors of loss and gradients, and bits of further legal orders."""
+    cases = []
+    tokens, documents, targets = packed()
+    batch = transformers_inputs(tokens, documents)
+    for name in names:
+        with wide_norms():
+            model = model_of(name)
+            loss, gradients = alone(model)
+            programs = {each: [compiled(each)] for each in ("seq1f1b", "split")}
+            if orders:
+                programs["random"] = list(legal_orders(orders))
+            for schedule_name, several in programs.items():
+                errors, bits = [], set()
+                for program in several:
+                    options = {"loss_fn": loss_fn} if schedule_name == "random" else {}
+                    with closing(pipe_of(model, program, mesh=Mesh(DEPTH, tensor=tensor), **options)) as pipe:
+                        got = pipe.step(batch, targets).item()
+                        errors += [error_of(pipe, gradients), abs(got - loss) / loss]
+                        bits.add(digest(pipe))
+                case = {"family": name, "schedule": schedule_name, "orders": len(several)}
+                cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
+    return cases
+
+
+def evaluated(rank: int, world: int) -> dict[str, float]:
+    """Largest differences of outputs and of the loss of an evaluation from those of whole rows; of two steps' bits."""
+    tokens, documents, targets = packed()
+    batch = transformers_inputs(tokens, documents)
+    with wide_norms():
+        model = model_of("llama")
+        whole = deepcopy(model).eval()(**batch).logits
+        with closing(pipe_of(model, compiled("seq1f1b"), loss_fn=loss_fn)) as pipe:
+            result = pipe.evaluate(batch, targets, outputs=True)
+            trained = pipe.step(batch, targets, outputs=True)
+            fewer = pipe.evaluate({name: value[:4] for name, value in batch.items()}, targets[:4], microbatches=4)
+        expected = loss_fn({"logits": whole}, targets)
+        told = {"loss": abs(result.loss.item() - (expected.sum / expected.count).item())}
+        told |= {"fewer": fewer.item() - loss_fn({"logits": whole[:4]}, targets[:4]).sum.item() / int(
+            (targets[:4] != -100).sum())}  # fmt: skip
+        if result.outputs is not None:
+            told |= {"outputs": (result.outputs["logits"] - whole).abs().max().item()}
+            told |= {"trained": (trained.outputs["logits"] - whole).abs().max().item()}
+        return told
+
+
+def refusals(rank: int, world: int) -> dict[str, str]:
+    """What is said of what segments do not serve, by name."""
+    tokens, documents, targets = packed()
+    batch = transformers_inputs(tokens, documents)
+    program = compiled("seq1f1b")
+
+    def told(step: Any = None, model: Any = None, own: Program = program, **options: Any) -> str:
+        try:
+            pipe = pipe_of(model_of("llama") if model is None else model, own, **options)
+        except RuntimeFault as fault:
+            return str(fault)
+        try:
+            if step is not None:
+                pipe.step(*step)
+        except (RuntimeFault, InstructionError) as fault:
+            return str(fault)
+        finally:
+            pipe.close()
+        return ""
+
+    short = {name: value[:, :6] for name, value in batch.items()}
+    backward = _backward_first()
+    return {
+        "compile": told(compile={"backend": "aot_eager"}),
+        "graphs": told(cut=Cut(graphs=True)),
+        "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
+        "mean": told((batch, targets), loss_fn=lambda output, labels: output["logits"].sum()),
+        "positions": told(({"input_ids": tokens}, targets)),
+        "mask": told(({**batch, "attention_mask": torch.ones_like(tokens)}, targets)),
+        "tokens": told((short, targets[:, :6])),
+        "rows": told(({name: value[:7] for name, value in batch.items()}, targets[:7])),
+        "list": told(([batch, batch], [targets, targets])),
+        "numbers": told((batch, targets[:, 0])),
+        "state": told(model=_with_layers(model_of("llama"), "linear_attention")),
+        "forward": told((batch, targets), own=backward[0]),
+        "backward": told((batch, targets), own=backward[1]),
+    }
+
+
+def _backward_first() -> tuple[Program, Program]:
+    """Programs whose second segment is forwarded first, and whose first one returns first."""
+    numbers = range(SEGMENTS)
+    texts = []
+    for forward, backward in (((1, 0, 2, 3), reversed(numbers)), (numbers, numbers)):
+        ops = [f"F{n}" for n in forward] + [f"B{n}" for n in backward]
+        texts.append([[f"{stage}{op}" for op in ops] for stage in range(DEPTH)])
+    orders = (schedule(lines, linear(DEPTH, SEGMENTS), "wrong") for lines in texts)
+    first, second = (insert_communication(replace(order, segments=SEGMENTS)) for order in orders)
+    return first, second
+
+
+def _with_layers(model: Any, kind: str) -> nn.Module:
+    model.config.layer_types = [kind] * model.config.num_hidden_layers
+    return model
