@@ -12,6 +12,7 @@ from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan.activation_memory import MOE, StageActivations
+from schedc.plan.carried_memory import carried_memory
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.compare import load_per_rank
@@ -67,7 +68,8 @@ def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
 class HeldMemory:
     """What ranks hold in a step without works, in the unit of the plan's memory.
 
-    costs: those of the stages. slots: hot experts; they count where memory is in bytes.
+    costs: those of the stages. slots: hot experts; they count where memory is in bytes. carried: [ops] what segments of
+    sequences add beside activations, likewise.
     """
 
     plan: Plan
@@ -76,6 +78,7 @@ class HeldMemory:
     schedule: Schedule
     costs: Costs
     slots: HotSlots
+    carried: Floats
 
     @cached_property
     def of_stage(self) -> StageCosts:
@@ -109,7 +112,7 @@ class HeldMemory:
     @cached_property
     def after(self) -> Floats:
         """[ops] activations and slots behind each op; in a pair the forward counts first."""
-        return running_memory(self.schedule, self.of_stage, self.slots.in_flight)
+        return running_memory(self.schedule, self.of_stage, self.slots.in_flight) + summed(self.carried, self.schedule)
 
     @cached_property
     def inside(self) -> Floats:
@@ -137,7 +140,9 @@ def held_memory(
     """What ranks hold under a plan, in the unit of its memory, or of its host where it says no memory."""
     memory, host = directives.tree.memory, plan.host
     sized = bool(memory.unit) if memory is not None else host is not None and host.in_bytes
-    return HeldMemory(plan, layout, layers, schedule, costs, hot_slots(plan if sized else Plan(), layout))
+    counted = plan if sized else Plan()
+    slots, carried = hot_slots(counted, layout), carried_memory(counted, layout, schedule)
+    return HeldMemory(plan, layout, layers, schedule, costs, slots, carried)
 
 
 def _most(running: Floats, schedule: Schedule) -> Floats:
@@ -154,7 +159,11 @@ def running_memory(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floa
     changes = memory_changes(
         costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
     )
-    added = changes[recomputed.astype(np.int8), schedule.kind, schedule.stage]
+    return summed(changes[recomputed.astype(np.int8), schedule.kind, schedule.stage], schedule)
+
+
+def summed(added: Floats, schedule: Schedule) -> Floats:
+    """[ops] what a rank holds after each op, of what each op adds: [ops]."""
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
