@@ -22,6 +22,8 @@ row has failed with an error above 1e-14, or with unequal bits.
     axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, and rows of one
                  document
     documents    packed rows on tensor ranks and on replicas, against each document alone
+    segments     packed rows in four segments, on two pipeline ranks times ``--tensor``: seq1f1b, a split backward, and
+                 20 random legal orders, whose bits are compared
     vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
                  rows and columns of the largest logits. failed: too, if more than own ones of a chunk
     compile      cores compiled by `aot_eager`. compiled: cores on a rank. failed: too, if any runs without, or warns
@@ -46,6 +48,7 @@ from schedc_runtime.testing import CaseFailed, pool
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.finished_cases import FinishedCases
+from support.segment_cases import MODELS as SEGMENTED
 from support.tensor_cases import FAMILIES, SCHEDULES
 from support.tensor_expert_cases import KINDS, MESHES
 from support.vocabulary_cases import CHUNK
@@ -170,6 +173,13 @@ def _states(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
         yield {"function": name, "folder": ""}
 
 
+def _segmented(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A case for each model of `segment_cases`, or of those that were asked for."""
+    asked = options.families.split(",")
+    names = list(SEGMENTED) if asked == list(FAMILIES) else asked
+    return [{"function": "segment_cases:sequences", "names": [name], "tensor": options.tensor} for name in names]
+
+
 WORDS = {
     "families": Word(lambda o: _by_family("tensor_cases:families", o, "schedules", "tensor"), processes=2),
     "heads": Word(lambda o: _each("tensor_run_cases:too_few_heads", o), _refused),
@@ -180,6 +190,7 @@ WORDS = {
     "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), processes=4),
     "axes": Word(_axes, processes=4),
     "documents": Word(lambda o: _by_family("document_cases:documents", o)),
+    "segments": Word(_segmented, processes=2),
     "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),
     "checkpoints": Word(_states, _same_states),

@@ -54,6 +54,8 @@ def obstacles(assembly: Assembly) -> Iterator[tuple[str, str]]:
         )
     if mesh.tensor > 1:
         yield "products are split over tensor ranks, so that no rank alone can repeat a stage", "leave `audit` out"
+    if any(stage.carries is not None for stage in assembly.held()):
+        yield "segments of a sequence carry keys, so that none can be repeated alone", "leave `audit` out"
     if mesh.experts > 1:
         yield "experts are shared by several ranks, so that no rank alone can repeat a stage", "leave `audit` out"
     if mesh.shard_dense or assembly.shards is not None:

@@ -70,6 +70,11 @@ def positional_names(model: nn.Module, order: Sequence[str] | None = None) -> tu
     return list(dict.fromkeys([*(order or ()), *own])), anything
 
 
+def of_transformers(model: nn.Module) -> bool:
+    """Whether a model is one of Transformers."""
+    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
+
+
 def call(model: nn.Module, named: Mapping[str, Any]) -> Any:
     """The result of the model on arguments by name, as of `named_arguments`."""
     taken = _parameters(model)
@@ -140,7 +145,7 @@ _BY_NAME_ONLY = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD, 
 
 def _dummy_inputs(model: nn.Module) -> dict[str, Any] | None:
     """Those of a Hugging Face model; an image of the configured size for a model of images."""
-    if not any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
+    if not of_transformers(model):
         return None
     config: Any = getattr(model, "config", None)
     if getattr(model, "main_input_name", "") == "pixel_values":

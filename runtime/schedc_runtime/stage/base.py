@@ -31,6 +31,7 @@ from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.stage.bound_shape import BoundShape
+from schedc_runtime.stage.carries import Carries
 from schedc_runtime.stage.hooks import has_hooks
 from schedc_runtime.stage.in_flight import MicrobatchState, WholeRecord
 from schedc_runtime.stage.module_tree import ModuleTree
@@ -55,6 +56,8 @@ class StageBase(OffloadedStage):
     """The shape that was taken last; None where `bind` has been called since."""
     numbering: Numbering | None = None
     """Sets the random numbers of each forward by name, in a step that numbers them so."""
+    carries: Carries | None = None
+    """What segments of a sequence leave here for those behind them; None where sequences are whole."""
     _input: Boundary
     _output: Boundary
     _last_gradient: tuple[Any, Tensor] | None = None
@@ -271,6 +274,8 @@ class StageBase(OffloadedStage):
             self.offload.end_step()
         if self._memory.adaptive is not None:
             self._memory.adaptive.end_step()
+        if self.carries is not None:
+            self.carries.end()
 
     def check_empty(self) -> None:
         """Raise `StageError` unless every microbatch has run F, B or I, and W."""
@@ -297,6 +302,8 @@ class StageBase(OffloadedStage):
         self._reset_copies()
         if self.captures is not None:
             self.captures.reset()
+        if self.carries is not None:
+            self.carries.reset()
 
     def release(self) -> None:
         """Restore the module as it was before this stage. The stage cannot be used afterwards."""

@@ -42,7 +42,7 @@ class CarrySlot:
         return None if carries is None or carries.number is None else carries
 
 
-class _Row:
+class _CarriedRow:
     """Keys, values or the like [..., S, ...] of a sequence in a layer. left: the segment whose backward ran last."""
 
     def __init__(self, own: Tensor, dim: int, segments: int) -> None:
@@ -66,7 +66,7 @@ class Carries:
         self.number: int | None = None
         self.masks: dict[Any, Tensor] = {}
         """The masks of the microbatch that runs, which all layers share."""
-        self._rows: dict[tuple[int, str], _Row] = {}
+        self._rows: dict[tuple[int, str], _CarriedRow] = {}
 
     def begin(self, number: int) -> None:
         """A microbatch of the order runs from here on."""
@@ -100,7 +100,7 @@ class Carries:
         sequence, segment = divmod(self.number, self.segments)
         row = self._rows.get((sequence, name))
         if row is None:
-            row = self._rows[sequence, name] = _Row(own, dim, self.segments)
+            row = self._rows[sequence, name] = _CarriedRow(own, dim, self.segments)
         if segment != row.there or row.left != self.segments:
             raise StageError(
                 f"stage {self.index}: segment {segment} of sequence {sequence} is forwarded, and {row.there} are there",
@@ -112,15 +112,15 @@ class Carries:
             del self._rows[sequence, name]
         return joined
 
-    def leave(self, key: tuple[int, str], row: _Row, segment: int, grad: Tensor) -> Tensor:
+    def leave(self, key: tuple[int, str], row: _CarriedRow, segment: int, grad: Tensor) -> Tensor:
         """[..., own, ...] the gradient of a segment's own tokens.
 
         grad: [..., tokens so far, ...] that of all which the segment has joined.
         """
         if row.left != segment + 1:
             raise StageError(
-                f"stage {self.index}: the backward of segment {segment} of sequence {key[0]} runs behind that of"
-                f" segment {row.left}",
+                f"stage {self.index}: the backward of segment {segment} of sequence {key[0]} runs before that of"
+                f" segment {segment + 1}",
                 "backwards take the segments of a sequence from last to first",
             )
         own, past = grad.shape[row.dim] // (segment + 1), grad.shape[row.dim] * segment // (segment + 1)
@@ -143,7 +143,9 @@ class _Join(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, row: _Row, segment: int, carries: Carries, key: tuple[int, str]) -> Tensor:
+    def forward(
+        ctx: Any, own: Tensor, row: _CarriedRow, segment: int, carries: Carries, key: tuple[int, str]
+    ) -> Tensor:
         ctx.rest = row, segment, carries, key
         tokens = own.shape[row.dim]
         row.whole.data.narrow(row.dim, segment * tokens, tokens).copy_(own)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.graph import GradientEdge
 
 from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
@@ -24,6 +23,7 @@ from schedc_runtime.stage.engine import edge_of, refuse_writing
 from schedc_runtime.stage.hooks import HookMark, hook_mark
 from schedc_runtime.stage.in_flight import (
     ExchangeRecord,
+    LossEdge,
     MicrobatchState,
     SegmentRecord,
     Tensors,
@@ -43,16 +43,6 @@ if TYPE_CHECKING:
 
 _new_tuple: Any = tuple.__new__
 """Makes a record in C, where its class is not."""
-
-
-class LossEdge(NamedTuple):
-    """The start of the backward of a last stage.
-
-    edge: where the gradient of the loss enters its graph; None if nothing needs it. gradient: the loss scale, a scalar.
-    """
-
-    edge: GradientEdge | None
-    gradient: Tensor
 
 
 class ForwardSteps(StageBase):
@@ -134,6 +124,8 @@ class ForwardSteps(StageBase):
             raise self._forwarded_again(number)
         began = hook_mark() if self._defers else None
         entered: Any = self._detach(inputs) if trains else inputs
+        if self.carries is not None:
+            self.carries.begin(number)
         loss = None
         # No context wraps this, nor has the microbatch a state: both would take longer than all else here.
         numbers = None if self.numbering is None else NumberedForward(self.numbering, number)
@@ -217,6 +209,8 @@ class ForwardSteps(StageBase):
         """The forward of a segment."""
         number, node = self._at(microbatch, node)
         state, segment, began = self._state(number), self._segment(node), hook_mark() if self._defers else None
+        if self.carries is not None:
+            self.carries.begin(number)
         values = [(value, state.value(value, node)) for value in segment.takes]
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]

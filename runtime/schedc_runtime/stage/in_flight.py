@@ -67,6 +67,16 @@ class ExchangeRecord(NamedTuple):
     received: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 
+class LossEdge(NamedTuple):
+    """The start of the backward of a last stage.
+
+    edge: where the gradient of the loss enters its graph; None if nothing needs it. gradient: the loss scale, a scalar.
+    """
+
+    edge: GradientEdge | None
+    gradient: Tensor
+
+
 class MicrobatchState:
     """A slice of a microbatch between its forward and the end of its backward.
 

@@ -189,7 +189,9 @@ class Stage(ForwardSteps, BackwardSteps):
         A stage of one node has lines written for it, unless gradients are off, something else takes part in its ops, or
         it forms an early loss.
         """
-        others = self.is_cut or self.early or self._memory.active or self.offload is not None
+        others = (
+            self.is_cut or self.early or self._memory.active or self.offload is not None or self.carries is not None
+        )
         own = type(self).forward is _FORWARD and type(self).backward is _BACKWARD and not self.__dict__.keys() & _OPS
         if others or not own or not torch.is_grad_enabled():
             return StageCalls(self.forward, self.backward)

@@ -52,11 +52,11 @@ class _Latents:
 
     def __call__(self, latents: Tensor, rotated: Tensor) -> Any:
         """(keys, values) [B, heads, tokens so far, d] of latents and rotated keys [B, 1, own, d]."""
-        expand: Any = type(self._module).expand_kv
+        kind: Any = type(self._module)
         if (carries := self._slot.running) is not None:
             latents = carries.joined(f"{self._slot.path} latents", latents, _TOKENS)
             rotated = carries.joined(f"{self._slot.path} rotated", rotated, _TOKENS)
-        return expand(self._module, latents, rotated)
+        return kind.expand_kv(self._module, latents, rotated)
 
 
 def carried_attention(

@@ -11,27 +11,24 @@ log-sums, which the functions of the models do not give.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.tensor_parallel.attentions import replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.exchanges import Gather
 from schedc_runtime.tensor_parallel.styles import Core
 
 EXCHANGE = "context_exchange"
 """The name of the exchange in an attention."""
 _NAME = "schedc_context"
-_PLAIN = ("sdpa", "eager")
 _MASKS = "_context_masks"
-_LAYERS = ("full_attention", "sliding_attention")
 
 
 class GatherKeys(Gather):
@@ -50,33 +47,13 @@ def open_attentions(model: nn.Module, cores: Sequence[Core], group: ExpertGroup)
 
     Raises `RuntimeFault` for a model whose attention takes no function by name, and for other masks.
     """
-    attentions = [core.path for core in cores if _is_attention(model.get_submodule(core.path))]
-    config: Any = getattr(model, "config", None)
-    own = all(getattr(model.get_submodule(path), "config", None) is config for path in attentions)
-    if not attentions or not own or len(attentions) != getattr(config, "num_hidden_layers", len(attentions)):
-        raise RuntimeFault(
-            f"{group.size} context ranks, and not every layer of {type(model).__name__} has a causal attention that"
-            " takes its function by name from the model's config",
-            "take a dense model of Transformers, or Mesh(context=1)",
-        )
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYERS))
-    given = config._attn_implementation
-    if others or given not in _PLAIN:
-        kind = others[0] if others else given
-        raise RuntimeFault(
-            f"{group.size} context ranks, and {type(model).__name__} has `{kind}`, whose mask places do not give",
-            'take one with full or sliding attention, and attn_implementation="sdpa" or "eager"',
-        )
-    _attention_functions().register(_NAME, context_attention)
-    for path in attentions:
-        module: Any = model.get_submodule(path)
-        plain = (
-            _attention_functions()["sdpa"]
-            if given == "sdpa"
-            else sys.modules[type(module).__module__].eager_attention_forward
-        )
-        module.add_module(EXCHANGE, GatherKeys(group, plain, given == "sdpa"))
-        module.config._attn_implementation = _NAME
+    attentions = [core.path for core in cores if takes_function(model.get_submodule(core.path))]
+    plain = replace_attentions(
+        model, attentions, _NAME, context_attention, f"{group.size} context ranks",
+        "take a dense model of Transformers, or Mesh(context=1)",
+    )  # fmt: skip
+    for each in plain:
+        model.get_submodule(each.path).add_module(EXCHANGE, GatherKeys(group, each.call, each.boolean))
     return tuple(replace(core, exchanges=core.path in attentions) for core in cores)
 
 
@@ -120,13 +97,3 @@ def context_mask(places: Tensor, own: slice, window: int | None = None) -> Tenso
     if window is not None:
         mask = mask & (back < window)
     return mask.unsqueeze(1)
-
-
-def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is a causal attention of Transformers that takes its function by name."""
-    named = hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
-    return named and hasattr(module, "layer_idx") and bool(getattr(module, "is_causal", False))
-
-
-def _attention_functions() -> Any:
-    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS

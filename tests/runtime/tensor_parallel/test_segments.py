@@ -8,7 +8,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.pipeline.agree.batch import BatchRefused
-from schedc_runtime.pipeline.agree.sequences import in_segments, segmented_call, whole_sequences
+from schedc_runtime.pipeline.agree.sequences import cut_sequences, segmented_call, whole_sequences
 from schedc_runtime.stage.carries import Carries
 from schedc_runtime.testing import pool
 from support.needs import needs
@@ -61,7 +61,7 @@ def test_what_segments_do_not_serve_is_refused() -> None:
         assert "or without tokens" in told["numbers"]
         assert "`linear_attention`" in told["state"]
         assert "segment 1 of sequence 0 is forwarded, and 0 are there" in told["forward"], told["forward"]
-        assert "the backward of segment 0 runs behind that of segment 4" in told["backward"], told["backward"]
+        assert "backward of segment 0 of sequence 0 runs before that of segment 1" in told["backward"]
 
 
 def test_segments_are_rows_behind_the_door() -> None:
@@ -70,7 +70,7 @@ def test_segments_are_rows_behind_the_door() -> None:
     cut, _ = segmented_call(batch, None, 4, 2)
     assert cut["input_ids"].tolist()[:4] == [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9, 10, 11]]
     assert torch.equal(whole_sequences(cut["input_ids"], 2, 2), tokens)
-    grids = in_segments({"position_ids": tokens.expand(3, 4, 6)}, 2, 2, {"position_ids": 1})
+    grids = cut_sequences({"position_ids": tokens.expand(3, 4, 6)}, 2, 2, {"position_ids": 1})
     assert grids["position_ids"][2].tolist() == cut["input_ids"].tolist()
     with pytest.raises(BatchRefused, match="no whole number of sequences"):
         segmented_call(batch, None, 3, 2)

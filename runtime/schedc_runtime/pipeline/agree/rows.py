@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.partition.example import positional_names
+from schedc_runtime.partition.example import of_transformers, positional_names
 
 
 class Rows(NamedTuple):
@@ -78,8 +78,7 @@ def dims_of(model: nn.Module, given: Mapping[str, Dim] | None, inputs: Sequence[
             raise RuntimeFault(
                 f"example_dims[{name!r}] is {dim!r}", "give the dimension of the rows, or None for a tensor without"
             )
-    by_library = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-    dims: dict[Any, Dim] = {"position_ids": GRIDS} if by_library else {}
+    dims: dict[Any, Dim] = {"position_ids": GRIDS} if of_transformers(model) else {}
     dims |= given or {}
     return {**dims, **{position: dims[name] for position, name in enumerate(names) if name in dims}}
 

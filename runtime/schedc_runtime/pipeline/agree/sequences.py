@@ -33,10 +33,10 @@ def segmented_call(
             f"take a multiple of {segments}",
         )
     whole = microbatches // segments
-    return in_segments(batch, whole, segments, dims), in_segments(targets, whole, segments, dims, "targets")
+    return cut_sequences(batch, whole, segments, dims), cut_sequences(targets, whole, segments, dims, "targets")
 
 
-def in_segments(value: Any, microbatches: int, segments: int, dims: Dims = ROWS_FIRST, what: str = "batch") -> Any:
+def cut_sequences(value: Any, microbatches: int, segments: int, dims: Dims = ROWS_FIRST, what: str = "batch") -> Any:
     """``value`` with its sequences in segments; None stays None. microbatches: whose rows stay together.
 
     what: ``"targets"`` for what needs no positions. Raises `BatchRefused`.
@@ -98,10 +98,11 @@ def _mapped(value: Any, microbatches: int, segments: int, dims: Dims, dim: Dim) 
         along = dim_of(value, dim) if value.dim() else None
         if along is None:
             return value
-        cut = value.unflatten(along + 1, (segments, -1)).unflatten(along, (microbatches, -1))
+        parted = (microbatches, value.shape[along] // microbatches, segments, value.shape[along + 1] // segments)
+        cut = value.reshape(*value.shape[:along], *parted, *value.shape[along + 2 :])
         return cut.movedim(along + 2, along + 1).flatten(along, along + 2)
     if isinstance(value, (tuple, Mapping)):
-        items = [_mapped(item, microbatches, segments, *rest) for item, *rest in inside(value, dims, dim)]
+        items = [_mapped(item, microbatches, segments, within, own) for item, within, own in inside(value, dims, dim)]
         return dict(zip(value, items, strict=True)) if isinstance(value, Mapping) else tuple(items)
     return value
 
@@ -115,7 +116,7 @@ def whole_sequences(outputs: Any, microbatches: int, segments: int) -> Any:
     def joined(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2:
             return value
-        parted = value.unflatten(0, (microbatches, segments, -1))
+        parted = value.reshape(microbatches, segments, -1, *value.shape[1:])
         return torch.cat(parted.unbind(1), 2).flatten(0, 1)
 
     return pytree.tree_map(joined, outputs)

@@ -25,6 +25,7 @@ from schedc_runtime.pipeline.agree.agreement import check_fingerprints, differen
 from schedc_runtime.pipeline.agree.guard import FailureGuard
 from schedc_runtime.pipeline.agree.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.agree.ragged import first_microbatch
+from schedc_runtime.pipeline.agree.sequences import cut_sequences
 from schedc_runtime.pipeline.build.apply_plan import (
     attach,
     check_contradictions,
@@ -37,7 +38,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import carried_loss, check_vocab, prints_of_columns
-from schedc_runtime.pipeline.build.context import counted_alone
+from schedc_runtime.pipeline.build.context import carry_segments, counted_alone, cuts_sequences
 from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.pipeline.build.output_losses import as_loss, check_losses
@@ -113,7 +114,9 @@ def cut_model(assembly: Assembly) -> None:
     model, library = settings.model, settings.providers["loss"]
     layout = cut.layers or layout_of_stages(program)
     given = as_loss(settings.loss_fn)
-    given = given if assembly.mesh.context == 1 else counted_alone(given)
+    cuts = cuts_sequences(model, program)
+    if cuts or assembly.mesh.context > 1:
+        given = counted_alone(given, "segments" if cuts else "context ranks")
     planned = carried_loss(given, assembly.plan.loss, model, assembly.device, library, assembly.split)
     assembly.head = LossHead(planned, layout.losses if layout else 1)
     check_losses(planned, assembly.head.losses, assembly.plan.slices)
@@ -127,7 +130,11 @@ def cut_model(assembly: Assembly) -> None:
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,
-        example=first_microbatch(settings.example, program.microbatches, settings.dims),
+        example=first_microbatch(
+            cut_sequences(settings.example, 1, program.segments, settings.dims) if cuts else settings.example,
+            program.microbatches,
+            settings.dims,
+        ),
         head=assembly.head.left_out,
         insert=None if assembly.split is None else assembly.split.insertion,
     )
@@ -355,6 +362,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     connect,
     check_attachments,
     split_products,
+    carry_segments,
     cut_model,
     tie_weights,
     make_stages,

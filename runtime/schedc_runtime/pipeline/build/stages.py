@@ -23,6 +23,7 @@ from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.segments import exchanges_in
 from schedc_runtime.stage.base import LossFunction
+from schedc_runtime.stage.carries import carries_of
 from schedc_runtime.stage.stage import Stage
 
 StagesByIndex = dict[int, Stage]
@@ -109,6 +110,7 @@ def new_stage(
     in segments. With ``segmented`` it does so in any model. slices: [stages] number of slices of a microbatch; stages
     of a model with slices run in segments.
     """
+    segments = 1 if program is None else program.segments
     segmented = segmented or bool(slices) or any(exchanges_in(part) for part in parts.modules)
     if isinstance(loss_fn, LossHead) and (head := loss_fn.left_out):
         # In a cell another stage may add to the same parameter, in an order that the cell program leaves open.
@@ -119,13 +121,17 @@ def new_stage(
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         count, blocks = slices[index] if slices else 1, parts.blocks[index]
-        return Stage(
+        stage = Stage(
             module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count, early=early
         )
+        stage.carries = carries_of(module, index, segments)
+        return stage
     alone = not any(index in shared.stages for shared in parts.shared)
     in_order = program is None or (alone and weights_follow(program, index))
     blocks = parts.blocks[index]
-    return Stage(module, index, parts.stages, blocks=blocks, loss_fn=loss_fn, in_order=in_order, early=early)
+    stage = Stage(module, index, parts.stages, blocks=blocks, loss_fn=loss_fn, in_order=in_order, early=early)
+    stage.carries = carries_of(module, index, segments)
+    return stage
 
 
 def weights_follow(program: Program, stage: int) -> bool:

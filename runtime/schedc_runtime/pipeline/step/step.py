@@ -17,9 +17,11 @@ from schedc_runtime.pipeline.agree.batch import SCALAR, Agreement, BatchRefused,
 from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.agree.ragged import cut_batch
+from schedc_runtime.pipeline.agree.sequences import segmented_call, whole_sequences
 from schedc_runtime.pipeline.agree.shapes import agree_on_call, facts_of_call, signature_of_call
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.context import cuts_sequences
 from schedc_runtime.pipeline.build.counted_programs import CountedPrograms
 from schedc_runtime.pipeline.build.loss_function import count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
@@ -86,6 +88,8 @@ class StepRunner:
         self._rows = RowChecks(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica, self._dims = assembly.places[0].replica, assembly.settings.dims
+        cuts = cuts_sequences(assembly.settings.model, assembly.program)
+        self._segments = assembly.program.segments if cuts else 1
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
         self._batches = GivenBatches(assembly.device.type != "cpu", assembly.mesh.context)
@@ -107,7 +111,7 @@ class StepRunner:
         number = f"{call.name} {self.steps}"
         guard.between = f"between steps, behind {number}"
         with guard(f"starting {number}"):
-            batch = cut_batch(batch, call.microbatch_count * self._replicas_here, self._dims)
+            batch, targets = self._cut(call, batch, targets)
             agreed = self._agree(call, batch, targets)
             check_listed(assembly, agreed)
             program = self.programs.of(call.name, agreed.listed or call.microbatch_count)
@@ -122,7 +126,7 @@ class StepRunner:
             self.accumulation = Accumulation()  # what an error leaves behind
         outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
-            joined = outputs_of(outputs, listed=agreed.gives_lists) if outputs else None
+            joined = self._joined(outputs, listed=agreed.gives_lists) if outputs else None
             if not training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
@@ -146,6 +150,20 @@ class StepRunner:
         numbers = tuple(sorted(outputs))
         self.result = StepResult(loss, shared.losses, shared.count, shared.metrics, joined, numbers)
         return self.result
+
+    def _cut(self, call: PipelineCall, batch: Any, targets: Any) -> tuple[Any, Any]:
+        """Batch and targets [rows, ...] with sequences in segments, and Ragged fields cut by row, if there are such."""
+        count = call.microbatch_count * self._replicas_here
+        if self._segments > 1:
+            batch, targets = segmented_call(batch, targets, count, self._segments, self._dims)
+        return cut_batch(batch, count, self._dims), targets
+
+    def _joined(self, outputs: dict[int, Any], *, listed: bool) -> Any:
+        """The outputs of a call [rows, ...], with whole sequences; of a list of microbatches, a list."""
+        joined = outputs_of(outputs, listed=listed)
+        if self._segments == 1:
+            return joined
+        return whole_sequences(joined, len(outputs) // self._segments, self._segments)
 
     def _executors(self, call: PipelineCall, agreed: Agreement) -> dict[Any, Executor]:
         """The bound code of a call, by place here."""
