@@ -54,8 +54,8 @@ ASKED_FOR = tuple(
 )
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
-    Closure("schedc.compiler", 34_800),
-    Closure("schedc_runtime.pipeline.pipeline", 52_000, ASKED_FOR),
+    Closure("schedc.compiler", 35_000),
+    Closure("schedc_runtime.pipeline.pipeline", 52_600, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
 """Files that may load a module by a value: the values are texts ``room.file:name``, each counted in its file."""
