@@ -51,7 +51,7 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     batch, targets = batch_of(mesh, program.microbatches)
     results = []
     for shard in (False, True):
-        model = MODELS[kind]()
+        model = MODELS[kind](program.stages)
         names = list(model.state_dict())
         pipe = Pipeline(
             model,
@@ -69,7 +69,9 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
         results[-1]["sharded"] = len(sharded)
         results[-1]["experts"] = [name for name in sharded if ".experts." in name]
         results[-1]["names"] = [name for name in names if name in pipe.state_dict()]
-        pipe.load_state_dict({name: torch.ones_like(value) for name, value in model_state(kind).items()})
+        pipe.load_state_dict(
+            {name: torch.ones_like(value) for name, value in model_state(kind, program.stages).items()}
+        )
         loaded = [_whole(p) for p in parameters.values()]
         results[-1]["loaded"] = all(bool((value == 1).all()) for value in loaded)
         pipe.close()
@@ -100,7 +102,7 @@ def _updated(kind: str, program: Program, mesh: Mesh, how: dict[str, bool]) -> d
     batch, targets = batch_of(mesh, program.microbatches)
     targets = targets.where(torch.rand(targets.shape, generator=torch.Generator().manual_seed(3)) < 0.7, -100)
     pipe = Pipeline(
-        MODELS[kind](), program, loss_fn=_counted_loss, mesh=mesh, timeout=60, example=batch.chunk(mesh.replicas)[0]
+        MODELS[kind](2), program, loss_fn=_counted_loss, mesh=mesh, timeout=60, example=batch.chunk(mesh.replicas)[0]
     )
     mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
     fewer = mine[0], mine[1].where(torch.arange(mine[1].shape[1]) < 3, -100)
@@ -148,7 +150,7 @@ def snapshots(rank: int, world_size: int, schedule: str) -> dict[str, Any]:
     """Steps with snapshots of sharded parameters: the names whose copies differ from the state before the step."""
     program, mesh = compile_schedule(schedule, P=2, M=4), Mesh(2, 1, 2, shard_dense=True)
     batch, targets = batch_of(mesh, program.microbatches)
-    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, timeout=60, example=batch.chunk(2)[0])
+    pipe = Pipeline(small_gpt(2), program, loss_fn=next_token_loss, mesh=mesh, timeout=60, example=batch.chunk(2)[0])
     mine = [part.chunk(2)[pipe.replica] for part in (batch, targets)]
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
     wrong, shards = [], 0
@@ -174,7 +176,7 @@ def snapshots(rank: int, world_size: int, schedule: str) -> dict[str, Any]:
             if not torch.equal(value, _here(taken.optimizer["state"][number][name]))
         ]
         whole = {name: value.full_tensor() for name, value in taken.model.items() if isinstance(value, DTensor)}
-        wrong += [name for name, value in whole.items() if value.shape != model_state("gpt")[name].shape]
+        wrong += [name for name, value in whole.items() if value.shape != model_state("gpt", 2)[name].shape]
     pipe.close()
     return {"wrong": wrong, "shards": shards, "moments": len(moments)}
 
@@ -194,23 +196,24 @@ class Scaled(nn.Module):
         return self.scale * self.block(x)
 
 
-def mixed_gpt() -> nn.Module:
+def mixed_gpt(blocks: int) -> nn.Module:
     """A GPT in float64 with some parameters in float32 on every stage."""
-    model = small_gpt()
+    model = small_gpt(blocks)
     model.blocks = nn.ModuleList(Scaled(block, model.config.width) for block in model.blocks)
     return model
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gpt": small_gpt, "tied": lambda: small_gpt(tied=True), "mixed": mixed_gpt, "moe": lambda: small_moe(2, 2),
-    "chunked": small_gpt,
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "gpt": small_gpt, "tied": lambda blocks: small_gpt(blocks, tied=True), "mixed": mixed_gpt,
+    "moe": lambda blocks: small_moe(blocks // 2, blocks // 2), "chunked": small_gpt,
 }  # fmt: skip
+"""By kind: a model of so many blocks."""
 
 FACTS = ("held", "sharded", "experts", "names", "loaded")
 
 
-def model_state(kind: str) -> dict[str, Tensor]:
-    return MODELS[kind]().state_dict()
+def model_state(kind: str, blocks: int) -> dict[str, Tensor]:
+    return MODELS[kind](blocks).state_dict()
 
 
 def _trained(pipe: Pipeline, batch: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -110,8 +110,8 @@ def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, m
             program = dropping()
             assert (program.works.kind == WorkKind.GATHER).sum() == 6
         pipe = Pipeline(
-            MODELS[kind](), program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), in_process=True,
-            example=batch.chunk(mesh.replicas)[0],
+            MODELS[kind](program.stages), program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard),
+            in_process=True, example=batch.chunk(mesh.replicas)[0],
         )  # fmt: skip
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         tensors = {"loss": pipe.step(batch, targets), "again": pipe.step(batch, targets)}
