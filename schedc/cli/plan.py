@@ -214,6 +214,12 @@ def compare_plans_command(first: Path, second: Path, output: Path | None, force:
     help="Rows of the ranks of an expert group as `Pipeline.record_routing` saved them; larger groups by their spread.",
 )
 @click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A recorded routing by which plans are priced under each way to copy experts.",
+)
+@click.option(
     "--objective",
     type=click.Choice(["step", "memory", "pareto"]),
     default="step",

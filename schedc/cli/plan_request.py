@@ -37,7 +37,8 @@ class SearchRequest:
     batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain: conditions
     on axes, none for the plans of the search alone; None without sliders. vary: names of their settings. limit_seconds:
     CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an expert group over the
-    mean. routing: file of recorded rows, in place of a skew. tokens: of a training run. price: of a device-hour. watts:
+    mean. routing: file of recorded rows, in place of a skew. record: file of rows by expert, by which copies of experts
+    are priced. tokens: of a training run. price: of a device-hour. watts:
     of a device. mtbf: hours of a device between failures. checkpoint, restart: seconds. ramp: first and last sequences,
     increment, and tokens. slow: how many times as long slow devices take, and how many of them there are. also: axes of
     further plans. draws: of the constants, to compare plans under; None for no comparison. seed: of the draws.
@@ -71,6 +72,7 @@ class SearchRequest:
     precision: str
     skew: SkewAsked | None
     routing: Path | None
+    record: Path | None
     tokens: float | None
     price: float | None
     watts: float | None
@@ -92,6 +94,7 @@ class SearchRequest:
             raise click.UsageError("--space-facts searches no plans to write: leave out -o")
         if self.routing is not None and self.skew is not None:
             raise click.UsageError("--routing has the rows of ranks as they were, and --skew says others: give one")
+        self._check_record()
         if self.vary and self.explain is None:
             raise click.UsageError("--vary is about the sliders of --explain: add --explain")
         of_runs = {name: getattr(self, name) is not None for name in _OF_RUNS}
@@ -100,6 +103,23 @@ class SearchRequest:
         of_failures = [of_runs[name] for name in _OF_FAILURES]
         if any(of_failures) and not all(of_failures):
             raise click.UsageError("failures need --mtbf HOURS, --checkpoint SECONDS and --restart SECONDS together")
+
+    def _check_record(self) -> None:
+        """Raise `click.UsageError` for what no search under a record answers."""
+        if self.record is None:
+            return
+        beside = {
+            "--skew": self.skew is not None,
+            "--routing": self.routing is not None,
+            "--explain": self.explain is not None,
+            "--also": bool(self.also),
+            "--slow": self.slow is not None,
+            "--ramp": self.ramp is not None,
+            "--exhaustive": self.exhaustive,
+            f"--objective {self.objective}": self.objective != "step",
+        }
+        if other := next((option for option, given in beside.items() if given), ""):
+            raise click.UsageError(f"--record prices plans with copies of experts, and {other} does not know them")
 
 
 def devices_of(sizes: dict[str, int], cluster: str | None) -> int | None:

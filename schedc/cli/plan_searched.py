@@ -14,6 +14,8 @@ from schedc.cli.plan_progress import ProgressLine
 from schedc.cli.plan_request import MOST_SPREAD, SearchRequest, SkewAsked
 
 if TYPE_CHECKING:
+    from schedc.cell.recorded_rows import RecordedRows
+    from schedc.diagnostics import DiagnosticError
     from schedc.model.sizes import ModelSizes
     from schedc.planner.answers.budget import TrainingAsked
     from schedc.planner.fit.fitted import Fit
@@ -46,10 +48,15 @@ def searched(request: SearchRequest) -> None:
         with about_files():
             chosen_settings(problem, request.vary)
     space = space_of(request, problem)
+    record = None if request.record is None else _record(request.record, problem.model)
+    if record is not None:
+        from schedc.planner.search.under_record import pairs_that_overlap, problem_under
+
+        problem, space = problem_under(problem, record, space.values.ep), pairs_that_overlap(space)
     if request.space_facts:
         click.echo(_space_told(problem, fit, space, request.as_json))
         return
-    _search(request, problem, fit, space)
+    _search(request, problem, fit, space, record)
 
 
 def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json: bool) -> str:
@@ -60,11 +67,14 @@ def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json
     return json.dumps(facts) if as_json else "\n".join(space_text(facts))
 
 
-def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
+def _search(
+    request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace, record: RecordedRows | None
+) -> None:
     """`searched`, once the request is read: what it imports takes longer than reading it."""
     from schedc.planner.answers.drawn_plans import DrawsAsked, compare_plans
     from schedc.planner.answers.slow_devices import SlowDevices
     from schedc.planner.search.best_first import search
+    from schedc.planner.search.under_record import search_under
     from schedc.report.chances import add_chances
     from schedc.report.explained import to_text as explained_text
     from schedc.report.explaining import explain_plan
@@ -74,14 +84,21 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     from schedc.report.search_facts import search_to_json
     from schedc.report.sliders import moved_plans
     from schedc.report.sliders import to_text as sliders_text
+    from schedc.report.under_record import record_facts
 
     wanted, options = conditions_of(request.explain or (), space.offered), options_of(request)
+    under = None
     with ProgressLine() as progress, about_files():
         also = also_found(request, space, problem, options, progress)
-        found = search(space, problem, options, progress)
+        if record is None:
+            found = search(space, problem, options, progress)
+        else:
+            under = search_under(space, problem, record, options, progress)
+            found = under.result
     slow = request.slow and SlowDevices(*request.slow, space)
-    facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow)
-    if request.draws is not None and request.objective == "step" and found.plans:
+    told = None if under is None or record is None else record_facts(under, record, problem)
+    facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow, told)
+    if request.draws is not None and request.objective == "step" and found.plans and told is None:
         asked = DrawsAsked(request.draws, request.seed)
         with ProgressLine() as progress:
             add_chances(facts, compare_plans(space, problem, found, [*also.values()], asked, progress), asked)
@@ -134,7 +151,7 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.devices)
     recorded = _recorded(request.routing, model) if request.routing is not None else None
-    assumed = model.moe is not None and request.skew is None and recorded is None
+    assumed = model.moe is not None and request.skew is None and recorded is None and request.record is None
     asked = request.skew or SkewAsked(spread=LOADS if assumed else 0.0)
     spread = (recorded.spread or 0.0) if recorded else _spread(asked, model)
     precision = request.precision
@@ -158,27 +175,49 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
 
 def _recorded(path: Path, model: ModelSizes) -> RecordedSkew:
     """The fullest rank by a recorded routing. Raises `DiagnosticError` (S715) for one of other ranks or experts."""
-    from schedc.cell.recorded_rows import ANEW, read_recording
-    from schedc.diagnostics import Diagnostic, DiagnosticError, Label
     from schedc.planner.times.skew import recorded_skew
-    from schedc.source import NOWHERE
 
-    def refuse(message: str, help: str) -> DiagnosticError:
-        return DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help=help)])
-
-    recording = read_recording(path, path.name)
-    if isinstance(recording, str):
-        raise refuse(recording, ANEW)
+    recording = _recording(path)
     experts, ranks = model.moe.experts if model.moe else 0, recording.shape[2]
     if not experts or experts % ranks or ranks == 1:
         message = f"`{path.name}` has the rows of {ranks} ranks, and {model.name} has {experts} experts"
-        raise refuse(message, "record a model with as many experts, on 2 ranks or more that share them evenly")
+        raise _no_skew(message, "record a model with as many experts, on 2 ranks or more that share them evenly")
     skew = recorded_skew(experts, recording.factors, MOST_SPREAD)
     if skew.spread is None:
         rho = skew.fullest[-1][1]
         message = f"`{path.name}`: no spread of loads gives the fullest rank {rho:.3g} times the mean of {ranks}"
-        raise refuse(message, "record a trained router, or give --skew")
+        raise _no_skew(message, "record a trained router, or give --skew")
     return skew
+
+
+def _record(path: Path, model: ModelSizes) -> RecordedRows:
+    """A recorded routing of a model by expert. Raises `DiagnosticError` (S715) for one of other experts, or of none."""
+    recording, experts = _recording(path), model.moe.experts if model.moe else 0
+    if recording.by_expert is None:
+        raise _no_skew(f"`{path.name}` has rows by rank alone, which tell of no copies", "give it by --routing")
+    if recording.by_expert.shape[4] != experts:
+        message = (
+            f"`{path.name}` has the rows of {recording.by_expert.shape[4]} experts, and {model.name} has {experts}"
+        )
+        raise _no_skew(message, "record a run of a model with as many experts")
+    return recording
+
+
+def _recording(path: Path) -> RecordedRows:
+    """What a file has. Raises `DiagnosticError` (S715) for one that is no record."""
+    from schedc.cell.recorded_rows import ANEW, read_recording
+
+    recording = read_recording(path, path.name)
+    if isinstance(recording, str):
+        raise _no_skew(recording, ANEW)
+    return recording
+
+
+def _no_skew(message: str, help: str) -> DiagnosticError:
+    from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+    from schedc.source import NOWHERE
+
+    return DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help=help)])
 
 
 def _spread(asked: SkewAsked, model: ModelSizes) -> float:

@@ -47,13 +47,22 @@ def choose_balance(step: Step) -> tuple[Plan, ChosenBalance]:
     rows = None if table is None else table.rows
     if rows is None or rows.recorded is None or rows.recorded.by_expert is None:
         return _unmeasured(step, balance)
-    priced = tuple(_priced(step, each, balance) for each in WAYS)
+    priced = price_ways(step, balance)
     least = min(each.makespan for each in priced)
     if least == np.inf:
         notes = tuple(f"{each.name}: {each.refused}" for each in priced)
         raise DiagnosticError([step.lines.fault("balance", "S158", "no way to copy experts can be", notes=notes)])
     chosen = next(each for each in priced if each.makespan <= least * (1 + SAME_STEP))
     return chosen.plan, ChosenBalance(priced, chosen)
+
+
+def price_ways(step: Step, balance: Balance, refused: str = "") -> tuple[PricedCandidate, ...]:
+    """Each of `WAYS` with its price. refused: why no copies can be."""
+    none, *others = WAYS
+    if refused:
+        rest = (PricedCandidate(each.name, step.plan, refused=refused) for each in others)
+        return _priced(step, none, balance), *rest
+    return tuple(_priced(step, each, balance) for each in WAYS)
 
 
 def _unmeasured(step: Step, balance: Balance) -> tuple[Plan, ChosenBalance]:

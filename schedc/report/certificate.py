@@ -19,6 +19,9 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
             return "no plan of this space is legal and fits in memory"
         none = f"; at the medians none takes less than {seconds_text(certificate['bound_s'] or 0.0)} s"
         return f"the search ended early, before it had a plan{none if certificate['bound_s'] else ''}"
+    if "record" in facts:
+        priced, fit = facts["record"]["priced"], facts["space"]["fit"]
+        return f"{priced:,} of {fit:,} plans were priced with copies of experts: another one may be faster"
     bound, best = certificate["bound_s"], plans[0]["step_s"]
     if certificate["ended_early"]:
         gap = 100 * (1 - bound / best)

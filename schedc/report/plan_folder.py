@@ -17,7 +17,9 @@ PLAN_SUFFIX, COSTS_SUFFIX = ".sched", ".costs.toml"
 JOB_SUFFIXES = {"sbatch": ".sbatch", "sky": ".sky.yaml", "trainjob": ".trainjob.yaml"}
 """By kind of job, how its file ends."""
 
-_OURS = re.compile(r"\d+(\.sched|\.costs\.toml|\.sbatch|\.(sky|trainjob)\.yaml)|plans\.json|pareto\.svg|index\.html")
+_OURS = re.compile(
+    r"\d+(\.sched|\.costs\.toml|\.sbatch|\.(sky|trainjob)\.yaml)|plans\.json|routing\.npz|pareto\.svg|index\.html"
+)
 
 
 def plan_file(place: int) -> str:

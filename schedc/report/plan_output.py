@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from schedc.cell.recorded_rows import write_recording
 from schedc.draw.html_plans import draw_plans
 from schedc.draw.pareto import draw_pareto
+from schedc.planner.price.copies import RECORD
 from schedc.planner.price.priced import PricedPlan
 from schedc.report.jobs import job_text
 from schedc.report.plan_folder import JOB_SUFFIXES, PAGE, PARETO, PLAN_SUFFIX, PLANS_JSON, plan_file, write_folder
@@ -28,6 +30,9 @@ def write_plans(
 
     def fill(new: Path) -> None:
         pictures = {}
+        copies = [plan.planned.copies for plan in plans if plan.planned.copies is not None]
+        if copies and copies[0].record.by_expert is not None:
+            write_recording(new / RECORD, copies[0].record.by_expert)
         for place, plan in enumerate(plans, 1):
             path = new / plan_file(place)
             path.write_text(plan.plan_text, encoding="utf-8")

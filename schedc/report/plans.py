@@ -13,6 +13,7 @@ from schedc.report.chances import chances_texts
 from schedc.report.figures import seconds_text, word
 from schedc.report.intervals import whose_text, wide_text
 from schedc.report.training import training_texts
+from schedc.report.under_record import record_texts
 
 COLUMNS = 100
 """Characters of a line."""
@@ -151,6 +152,9 @@ TABLE: tuple[PlanColumn, ...] = (
     _words("recompute", recompute_text, "where"),
     _axis("layout", "layout", left=True, always=False),
     _axis("alltoall", "a2a", left=True),
+    PlanColumn(
+        "copies", lambda plan: str(plan["copies"]), lambda plan: plan["copies"], left=True, needs="copies", below=True
+    ),
     PlanColumn("runs on", runs_on_text, runs_on_text, left=True, always=False, needs="runs_on", below=True),
     PlanColumn("file", lambda plan: str(plan["file"]), lambda plan: plan["file"], left=True),
 )
@@ -315,6 +319,7 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     """The training run, which software does not run plans, what the space leaves out, and sizes beyond the fit."""
     if facts.get("training") and facts["plans"]:
         yield from training_texts(facts["training"], facts["plans"])
+    yield from record_texts(facts)
     yield from chances_texts(facts)
     if facts.get("slow") and facts["plans"]:
         yield slow_text(facts["slow"], facts["plans"][0])

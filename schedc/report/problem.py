@@ -44,6 +44,10 @@ def rows_of_plans(problem: PlanProblem) -> list[str]:
     """How rows lie on the ranks of an expert group in every plan, as sentences."""
     if problem.model.moe is None:
         return []
+    if problem.copied:
+        alone = dict(problem.recorded)
+        known = ", ".join(f"{alone[ranks]:.3g} and {rho:.3g} of {ranks}" for ranks, rho in problem.copied)
+        return [f"recorded rows of the fullest rank over the mean, alone and with the best copies: {known} ranks"]
     if problem.spread:
         known = ", ".join(f"{rho:.3g} of {ranks}" for ranks, rho in problem.recorded if ranks > 1)
         assumed = ", assumed" if problem.assumed else ""

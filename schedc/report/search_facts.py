@@ -22,6 +22,7 @@ from schedc.report.certificate import certificate_text
 from schedc.report.priced_plans import plan_facts
 from schedc.report.problem import problem_facts, rows_of_plans
 from schedc.report.space import restrictions, table_json
+from schedc.report.under_record import copies_of_plan
 
 NOT_COMPARED: dict[str, Any] = {"chances": None, "decided_by": [], "measure_next": []}
 """Facts of a search whose plans were not compared under draws."""
@@ -36,12 +37,14 @@ def search_to_json(
     objective: str,
     asked: TrainingAsked | None = None,
     slow: SlowDevices | None = None,
+    record: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
 
     searched: the plans that were searched. also: plans beside those found, by their axes as they were asked for.
     objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
-    slow: devices that are slow, with which each plan then has its step.
+    slow: devices that are slow, with which each plan then has its step. record: the facts of a record of the routing,
+    under which each plan then has its copies.
     """
     plans = [_entry(plan, place, asked, slow) for place, plan in enumerate(found.plans, 1)]
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
@@ -74,6 +77,11 @@ def search_to_json(
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
     }
+    if record is not None:
+        facts["record"] = record
+        for entry, plan in zip(plans, found.plans, strict=True):
+            assert plan.priced is not None
+            entry |= copies_of_plan(plan.priced)
     facts["certificate"]["sentence"] = certificate_text(facts)
     return facts
 

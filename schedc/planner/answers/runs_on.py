@@ -14,7 +14,6 @@ from schedc.plan.apply import layout_of_plan
 from schedc.plan.passes import Step
 from schedc.planner.price.priced import PricedPlan
 from schedc.source import Source
-from schedc.step.costs.costs import parse_costs
 from schedc.syntax.input import AppliedPlan
 
 RunsOn = dict[str, str | None]
@@ -31,7 +30,7 @@ def runs_on(plan: PricedPlan) -> RunsOn:
     """
     tree = open_input(Text(Source("planned.sched", plan.plan_text), "planned"))
     assert isinstance(tree, AppliedPlan)
-    step = price(tree, {}, parse_costs(Source("planned.costs.toml", plan.cost_text)))
+    step = price(tree, {}, plan.planned.costs())
     parallel = step.schedule.plan.parallel
     refusal = None if parallel is None else parallel.refusal
     exported = {name: _refused(target, tree, step, plan.planned.choice.name) for name, target in EXPORTED.items()}

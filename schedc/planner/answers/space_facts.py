@@ -15,6 +15,7 @@ import numpy as np
 from schedc.ir.arrays import Bools
 from schedc.model.parts import all_parts
 from schedc.model.spread import RANK_ORDER
+from schedc.planner.price.copies import COPYING
 from schedc.planner.price.plan_lines import unused_lines
 from schedc.planner.space.axes import OUTER_AXES, PlanAxes
 from schedc.planner.space.blocks import InnerAxes, PlanBlock
@@ -49,7 +50,7 @@ class SpaceFact(NamedTuple):
 
 def space_facts(space: PlanSpace, problem: PlanProblem) -> tuple[SpaceFact, ...]:
     """The table of a space, axis by axis: first what plans have, then what is left out."""
-    facts = [*_axes(space), *_structure(problem), *_lines()]
+    facts = [*_axes(space), *_structure(problem), *_lines(problem)]
     order = list(dict.fromkeys(fact.axis for fact in facts))
     return tuple(sorted(facts, key=lambda fact: (order.index(fact.axis), not fact.used)))
 
@@ -192,7 +193,10 @@ def _structure(problem: PlanProblem) -> Iterator[SpaceFact]:
     yield SpaceFact("software", tuple(name for name, value in traits.items() if value is False), "not in this stack")
 
 
-def _lines() -> Iterator[SpaceFact]:
-    """Lines of plans that no plan of a space has."""
+def _lines(problem: PlanProblem) -> Iterator[SpaceFact]:
+    """Lines of plans that no plan of a space has. Under a record some have copies of experts."""
+    used = COPYING if problem.copied else ()
     for row in unused_lines():
+        if row.word in used:
+            continue
         yield SpaceFact(LINE, (row.word,), row.meaning)

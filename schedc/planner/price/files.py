@@ -22,6 +22,7 @@ from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
 from schedc.planner.cluster.domains import equal_nodes
 from schedc.planner.price.cell_orders import orderings
+from schedc.planner.price.copies import RECORD, PlannedCopies
 from schedc.planner.price.layouts import layout_of
 from schedc.planner.price.orders import OrderKey, known_order
 from schedc.planner.price.part_table import IS_LAYER, OP, PartTable, activation_line, split_directives
@@ -31,9 +32,10 @@ from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.source import Source
 from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.fixed_programs import FixedPrograms
-from schedc.step.costs.costs import SCHEMA
+from schedc.step.costs.costs import SCHEMA, Costs, parse_costs
 from schedc.step.dependencies import Dependencies
 from schedc.units import digits, equations
 
@@ -70,7 +72,8 @@ class PlannedStep:
 
     table: with the split of the plan among its runs. choice: the schedule of the plan. placed: the layout, where it
     does not follow from the times of the plan. number: the run of the table; None for that of its split. programs: what
-    cells run, by order, graphs and orderings. Copies of the plan with other times share them.
+    cells run, by order, graphs and orderings. Copies of the plan with other times share them. copies: how it copies
+    experts; None where no record of the routing is known.
     """
 
     problem: PlanProblem
@@ -80,6 +83,7 @@ class PlannedStep:
     placed: Layout | None = None
     number: int | None = None
     programs: dict[object, FixedPrograms] = field(default_factory=dict, repr=False)
+    copies: PlannedCopies | None = None
 
     @cached_property
     def row(self) -> int:
@@ -181,6 +185,8 @@ class PlannedStep:
         yield f'layout "{write_layout(self.layout)}"{dense}'
         yield from model_lines(model)
         yield from device_lines(self.problem, self.axes)
+        if self.copies is not None and self.copies.line:
+            yield self.copies.line
         yield from self._recompute_lines()
         held = zip(WORK, self.parameter_bytes.tolist(), strict=True)
         there = [kind for kind in WORK if self.layout.total(kind)]
@@ -206,8 +212,8 @@ class PlannedStep:
             return {}
         return {level: float(self.table.recompute_seconds[self.row, LEVELS.index(Level(level)), column])}
 
-    def cost_file(self) -> str:
-        """The text of the cost file: seconds of the parts, and inside cells where exchanges run beside compute."""
+    def times_file(self) -> str:
+        """The seconds of the parts, and inside cells where exchanges run beside compute or rows differ by rank."""
         table, row, factor = self.table, self.row, self.table.split_factor(self.choice.splits)
         lines = [f'schema = "{SCHEMA}"', "", "[ops]", f"p2p = {float(table.p2p[row])!r}", "", "[parts]"]
         for column, kind in enumerate([*map(str, WORK), "op"]):
@@ -217,11 +223,21 @@ class PlannedStep:
                 times = {"F": float(table.forward[row, column]), "I": I, "W": W, **self._recomputed(column)}
                 entries = ", ".join(f"{way} = {time!r}" for way, time in times.items())
                 lines.append(f"{kind} = {{{entries}}}")
-        if self.axes.overlap:
+        if self.axes.overlap or self.copies is not None:
             costs = table.cell_costs(row, self.choice.splits)
-            cells = CellTable(costs, method=self.axes.alltoall, ordered_by=self.ordered_by)
+            ordered_by = self.ordered_by if self.axes.overlap else self.orderings[0]
+            cells = CellTable(costs, method=self.axes.alltoall, ordered_by=ordered_by)
             lines += ["", *(line for line in write_table(cells) if not line.startswith("stages ="))]
         return "\n".join([*lines, ""])
+
+    def cost_file(self) -> str:
+        """The text of the cost file: the times, and the record of the routing that lies beside it."""
+        return self.times_file() + (f'\n[cell.rows]\nrecorded = "{RECORD}"\n' if self.copies is not None else "")
+
+    def costs(self) -> Costs:
+        """The costs that the cost file says."""
+        costs = parse_costs(Source("planned.costs.toml", self.times_file()))
+        return costs if self.copies is None else self.copies.priced_by(costs)
 
 
 def planned_run(run: TrainingRun, table: PartTable, number: int) -> PlannedStep:

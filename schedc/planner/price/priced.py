@@ -15,6 +15,7 @@ import numpy as np
 from schedc.inputs import open_input
 from schedc.ir.arrays import Floats
 from schedc.load.library import Text
+from schedc.plan.balance_candidates import ChosenBalance
 from schedc.plan.passes import Step, lower
 from schedc.planner.cluster.domains import occupied_devices
 from schedc.planner.price.files import PlannedStep, planned_run
@@ -29,7 +30,6 @@ from schedc.source import Source
 from schedc.step.batch import simulate_batch
 from schedc.step.cells import cell_pricing
 from schedc.step.cells.cell_pricing import CellPricing
-from schedc.step.costs.costs import parse_costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import Timeline, simulate
 
@@ -44,7 +44,8 @@ class PricedPlan:
     makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
     beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters included,
     with even rows. reserve: bytes that no file says: what no order counts, and rows beyond the mean. digest: of the
-    order (`order_digest`). name, notes: of its files.
+    order (`order_digest`). name, notes: of its files. ways: how it may copy experts; None without a record of the
+    routing.
     """
 
     planned: PlannedStep
@@ -55,6 +56,7 @@ class PricedPlan:
     digest: bytes
     name: str = "planned"
     notes: tuple[str, ...] = ()
+    ways: ChosenBalance | None = None
 
     @property
     def step(self) -> float:
@@ -202,6 +204,10 @@ def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
 
 def read_back(planned: PlannedStep) -> Step:
     """The files of a plan through the compiler, with memory for any peak. Raises `DiagnosticError`."""
+    return lower(opened(planned), "predicted", "memory")
+
+
+def opened(planned: PlannedStep) -> Step:
+    """The files of a plan, with memory for any peak, before any pass."""
     tree = open_input(Text(Source("planned.sched", planned.plan_file("planned", _ANY)), "planned"))
-    costs = parse_costs(Source("planned.costs.toml", planned.cost_file()))
-    return lower(Step(tree, {}, costs), "predicted", "memory")
+    return Step(tree, {}, planned.costs())

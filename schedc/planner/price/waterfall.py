@@ -97,7 +97,11 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     yield "expert exchanges", float(busy(with_experts).max())
     yield "bubbles", pipeline(_without_messages(with_experts))
     yield "messages", pipeline(with_experts)
-    yield "context exchanges", plan.makespan
+    if planned.copies is not None:
+        yield "context exchanges", pipeline(planned)
+        yield "rows by rank, copies of experts", plan.makespan
+    else:
+        yield "context exchanges", plan.makespan
     step = plan.makespan
     for what, seconds in zip(("sums of gradients", "optimizer", "host of a step"), plan.beside, strict=True):
         step += float(seconds)

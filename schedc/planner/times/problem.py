@@ -54,7 +54,8 @@ class PlanProblem:
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
     over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads of
     experts (standard deviation over mean); then the fullest rank follows from the size of the group. recorded: the
-    fullest rank by ranks of a group, where a recorded routing has such groups. assumed: whether nobody said the spread,
+    fullest rank by ranks of a group, where a recorded routing has such groups. copied: that with the best copies of
+    experts, for groups that may have some. assumed: whether nobody said the spread,
     which is then drawn and widens intervals. sure: how sure a fit is of the constants; None without one. origins: where
     constants are from, a sentence for each owner. drawn: one vector that prices plans in place of the constants.
     """
@@ -68,6 +69,7 @@ class PlanProblem:
     stack: Stack = Stack()
     spread: float = 0.0
     recorded: tuple[tuple[int, float], ...] = ()
+    copied: tuple[tuple[int, float], ...] = ()
     assumed: bool = False
     sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
     origins: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -89,7 +91,7 @@ class PlanProblem:
     @property
     def even(self) -> PlanProblem:
         """The problem whose ranks of an expert group all have the mean rows."""
-        return replace(self, skew=1.0, spread=0.0, recorded=(), assumed=False)
+        return replace(self, skew=1.0, spread=0.0, recorded=(), copied=(), assumed=False)
 
     def constant(self, name: str) -> float:
         """One constant of the cost model."""
@@ -133,7 +135,8 @@ class TrainingRun:
     @property
     def skew(self) -> float:
         """Rows of the fullest rank of the expert group over the mean."""
-        known = dict(self.problem.recorded)
+        alone = self.axes.tp == self.axes.cp == 1
+        known = dict(self.problem.recorded) | (dict(self.problem.copied) if alone else {})
         if self.axes.ep in known:
             return known[self.axes.ep]
         if self.problem.spread:
