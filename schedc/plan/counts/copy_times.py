@@ -13,18 +13,21 @@ def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
     """Time of one copy, there and back, in the unit of the costs; None where plan or costs say too little.
 
     The lane of the rows carries it as fast as it carries these: a dispatch of `flat` moves (R - 1) / R of the mean
-    rows of R ranks. A dispatch of two hops moves the rows of its second hop.
+    rows of R ranks. A dispatch of two hops moves the rows of its second hop. Where rows of one hop take the rail, and
+    copies stay in their node, the speeds of the topology say how much faster these are.
     """
-    lane = lane_of(plan)
-    dispatch = dict(costs.exchanges).get(f"dispatch.{lane}")
-    experts, ranks = plan.experts, plan.topology.ranks if plan.topology else 0
+    lane, faster, exchanges = lane_of(plan), 1.0, dict(costs.exchanges)
+    dispatch, topology = exchanges.get(f"dispatch.{lane}"), plan.topology
+    if dispatch is None and topology is not None and topology.rail and topology.node:
+        dispatch, faster = exchanges.get(f"dispatch.{Lane.RAIL}"), topology.node / topology.rail
+    experts, ranks = plan.experts, topology.ranks if topology else 0
     if dispatch is None or experts is None or not (plan.has_expert_sizes and plan.tokens and ranks > 1):
         return None
     choice, travelling = chosen_method(plan), travelling_rows(plan)
     method = choice.method if choice else str(plan.method)
     of_token = experts.top * (ranks - 1) / ranks if method == "flat" else getattr(travelling[method], lane.value)
     rows = plan.tokens * of_token
-    per_byte = dispatch.forward / (rows * plan.dispatch_row_bytes)
+    per_byte = dispatch.forward / (rows * plan.dispatch_row_bytes * faster)
     weights, gradients = copy_bytes(plan)
     return SegmentTimes(per_byte * weights, per_byte * gradients)
 

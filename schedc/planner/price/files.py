@@ -20,7 +20,7 @@ from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import WORK, Layout
 from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
-from schedc.planner.cluster.domains import equal_nodes
+from schedc.planner.cluster.domains import equal_nodes, placed
 from schedc.planner.price.cell_orders import orderings
 from schedc.planner.price.copies import RECORD, PlannedCopies
 from schedc.planner.price.layouts import layout_of
@@ -184,7 +184,7 @@ class PlannedStep:
         dense = f" dense {dense_layers(model)}" if model.moe else ""
         yield f'layout "{write_layout(self.layout)}"{dense}'
         yield from model_lines(model)
-        yield from device_lines(self.problem, self.axes)
+        yield from device_lines(self.problem, self.axes, self._speeds())
         if self.copies is not None and self.copies.line:
             yield self.copies.line
         yield from self._recompute_lines()
@@ -192,6 +192,21 @@ class PlannedStep:
         there = [kind for kind in WORK if self.layout.total(kind)]
         yield "parameters " + " ".join(f"{kind} {digits(bytes / 1e9)} GB" for kind, bytes in held if kind in there)
         yield activation_line(self.problem, self.axes.split)
+
+    def _speeds(self) -> str:
+        """The speeds of the links where rows of one hop take both kinds, and copies of experts one of them.
+
+        The rail has that of all rows together, by which the compiler counts a copy.
+        """
+        rail, node = (float(lane[self.row]) for lane in (self.table.rail, self.table.node))
+        ranks, near = self.axes.ep, equal_nodes(self.axes.ep, placed(self.problem.cluster, self.axes.spare))
+        if self.copies is None or self.axes.alltoall != "flat" or not rail or not node or near == 1:
+            return ""
+        plan = split_directives(self.problem, self.axes.split).plan
+        assert plan.experts is not None
+        bytes = plan.tokens * plan.experts.top * plan.dispatch_row_bytes / ranks
+        both = (ranks - 1) * bytes / (rail + node), (near - 1) * bytes / node
+        return " rail {} GB/s node {} GB/s".format(*(digits(each / 1e9) for each in both))
 
     def _recompute_lines(self) -> Iterator[str]:
         level = self.axes.recompute

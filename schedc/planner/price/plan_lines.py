@@ -114,10 +114,10 @@ def dense_layers(model: ModelSizes) -> int:
     return model.kinds.count(LayerKind.DENSE)
 
 
-def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
-    """The lines of the devices, of the batch and of how rows reach their experts."""
+def device_lines(problem: PlanProblem, axes: PlanAxes, speeds: str = "") -> Iterator[str]:
+    """The lines of the devices, of the batch and of how rows reach their experts. speeds: of the links, in words."""
     cluster = placed(problem.cluster, axes.spare)
-    yield from rank_lines(problem, axes.split)
+    yield from rank_lines(problem, axes.split, speeds)
     near = cluster.levels[0].size
     group = axes.ep if problem.model.moe else axes.tp
     node = f" node {near}" if cluster.devices % near == 0 and tiles(group, near) else ""
@@ -131,11 +131,11 @@ def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
         yield "overlap auto"
 
 
-def rank_lines(problem: PlanProblem, split: RankSplit) -> Iterator[str]:
-    """The lines of a rank's tokens, and of the ranks that share its experts."""
+def rank_lines(problem: PlanProblem, split: RankSplit, speeds: str = "") -> Iterator[str]:
+    """The lines of a rank's tokens, and of the ranks that share its experts. speeds: of their links, in words."""
     if problem.model.moe:
         inside = equal_nodes(split.ep, placed(problem.cluster, split.spare))
-        yield f"topology nodes {split.ep // inside} x {inside}"
+        yield f"topology nodes {split.ep // inside} x {inside}{speeds}"
     tokens = split.microbatch * problem.model.seq // (split.tp * split.cp)
     yield f"tokens {tokens} dtype {_TYPES.get(problem.precision, 'bf16')}"
     if split.ep > 1:

@@ -16,7 +16,7 @@ from schedc.planner.price.copies import PlannedCopies, no_copies
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.orders import KnownOrder
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import PricedPlan, opened, pipeline_seconds, price_plan
+from schedc.planner.price.priced import PricedPlan, opened_files, pipeline_seconds, price_plan
 from schedc.planner.price.stage_columns import StageColumns
 from schedc.planner.price.states import OutsidePipeline
 from schedc.planner.space.axes import PlanAxes
@@ -52,7 +52,7 @@ def price_under(planned: PlannedStep, record: RecordedRows, known: PricedWays) -
     pipeline = replace(planned.axes, zero=0)
     if pipeline not in known:
         refused = no_copies(planned.axes.tp, planned.axes.cp)
-        known[pipeline] = price_ways(lower(opened(even), "plan"), Balance("auto"), refused)
+        known[pipeline] = price_ways(lower(opened_files(even), "plan"), Balance("auto"), refused)
     ways = list(known[pipeline])
     while (chosen := _shortest(ways)) is not None:
         assert chosen.copies is not None
@@ -92,7 +92,7 @@ def _priced(planned: PlannedStep, way: PricedCandidate) -> PricedPlan:
     """The plan with the memory that the compiler reads from its files. Its fullest rank holds the rows of the way."""
     assert way.copies is not None
     fullest, free = way.copies["after"]["worst"], planned.problem.stack.free_steps
-    step = lower(opened(planned), "memory", *(("predicted",) if free else ()))
+    step = lower(opened_files(planned), "memory", *(("predicted",) if free else ()))
     order = KnownOrder(step.dependencies)
     columns, makespan = StageColumns.of_plans([planned]), way.makespan
     if free:

@@ -204,10 +204,10 @@ def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
 
 def read_back(planned: PlannedStep) -> Step:
     """The files of a plan through the compiler, with memory for any peak. Raises `DiagnosticError`."""
-    return lower(opened(planned), "predicted", "memory")
+    return lower(opened_files(planned), "predicted", "memory")
 
 
-def opened(planned: PlannedStep) -> Step:
+def opened_files(planned: PlannedStep) -> Step:
     """The files of a plan, with memory for any peak, before any pass."""
     tree = open_input(Text(Source("planned.sched", planned.plan_file("planned", _ANY)), "planned"))
     return Step(tree, {}, planned.costs())
