@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.planner.answers.budget import TrainingAsked
     from schedc.planner.fit.fitted import Fit
     from schedc.planner.search.best_first import SearchOptions
-    from schedc.planner.search.result import FoundPlan
+    from schedc.planner.search.result import FoundPlan, SearchResult
     from schedc.planner.search.standing import SearchProgress
     from schedc.planner.space.conditions import PlanCondition
     from schedc.planner.space.space import OfferedSchedules, PlanSpace
@@ -73,8 +73,6 @@ def _search(
     """`searched`, once the request is read: what it imports takes longer than reading it."""
     from schedc.planner.answers.drawn_plans import DrawsAsked, compare_plans
     from schedc.planner.answers.slow_devices import SlowDevices
-    from schedc.planner.search.best_first import search
-    from schedc.planner.search.under_record import search_under
     from schedc.report.chances import add_chances
     from schedc.report.explained import to_text as explained_text
     from schedc.report.explaining import explain_plan
@@ -84,19 +82,12 @@ def _search(
     from schedc.report.search_facts import search_to_json
     from schedc.report.sliders import moved_plans
     from schedc.report.sliders import to_text as sliders_text
-    from schedc.report.under_record import record_facts
 
     wanted, options = conditions_of(request.explain or (), space.offered), options_of(request)
-    under = None
     with ProgressLine() as progress, about_files():
         also = also_found(request, space, problem, options, progress)
-        if record is None:
-            found = search(space, problem, options, progress)
-        else:
-            under = search_under(space, problem, record, options, progress)
-            found = under.result
+        found, told = _found(space, problem, options, record, progress)
     slow = request.slow and SlowDevices(*request.slow, space)
-    told = None if under is None or record is None else record_facts(under, record, problem)
     facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow, told)
     if request.draws is not None and request.objective == "step" and found.plans and told is None:
         asked = DrawsAsked(request.draws, request.seed)
@@ -123,6 +114,25 @@ def _search(
         click.echo("\n".join([*to_text(facts, request.show_time), *explanation, *moved]))
     if request.output is not None:
         click.echo(f"wrote {request.output}", err=True)
+
+
+def _found(
+    space: PlanSpace,
+    problem: PlanProblem,
+    options: SearchOptions,
+    record: RecordedRows | None,
+    progress: SearchProgress,
+) -> tuple[SearchResult, dict[str, Any] | None]:
+    """What a search found, and the facts of the record under which it searched; None without one."""
+    if record is None:
+        from schedc.planner.search.best_first import search
+
+        return search(space, problem, options, progress), None
+    from schedc.planner.search.under_record import search_under
+    from schedc.report.under_record import record_facts
+
+    under = search_under(space, problem, record, options, progress)
+    return under.result, record_facts(under, record, problem)
 
 
 @contextmanager

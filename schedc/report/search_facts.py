@@ -43,10 +43,9 @@ def search_to_json(
 
     searched: the plans that were searched. also: plans beside those found, by their axes as they were asked for.
     objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
-    slow: devices that are slow, with which each plan then has its step. record: the facts of a record of the routing,
-    under which each plan then has its copies.
+    slow: devices that are slow, with which each plan then has its step. record: its facts, if plans have its copies.
     """
-    plans = [_entry(plan, place, asked, slow) for place, plan in enumerate(found.plans, 1)]
+    plans = [_entry(plan, place, asked, slow, record is not None) for place, plan in enumerate(found.plans, 1)]
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, table = found.space, space_facts(searched, problem)
     facts: dict[str, Any] = {
@@ -76,12 +75,7 @@ def search_to_json(
         "pareto": [_point(plan, files) for plan in found.pareto],
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
-    }
-    if record is not None:
-        facts["record"] = record
-        for entry, plan in zip(plans, found.plans, strict=True):
-            assert plan.priced is not None
-            entry |= copies_of_plan(plan.priced)
+    } | ({} if record is None else {"record": record})
     facts["certificate"]["sentence"] = certificate_text(facts)
     return facts
 
@@ -120,8 +114,13 @@ def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
     return step._asdict() | {"ranks": list(step.ranks), "without": step.without and step.without._asdict()}
 
 
-def _entry(plan: FoundPlan, place: int, asked: TrainingAsked | None, slow: SlowDevices | None) -> dict[str, Any]:
-    """A plan with its answers. What draws say of it comes later, by `schedc.report.chances`."""
+def _entry(
+    plan: FoundPlan, place: int, asked: TrainingAsked | None, slow: SlowDevices | None, copies: bool = False
+) -> dict[str, Any]:
+    """A plan with its answers. What draws say of it comes later, by `schedc.report.chances`.
+
+    copies: whether it was priced with copies of experts.
+    """
     assert plan.priced is not None
     entry = plan_facts(plan.priced, place, list(plan.free), plan.floor_s)
     return entry | {
@@ -129,6 +128,7 @@ def _entry(plan: FoundPlan, place: int, asked: TrainingAsked | None, slow: SlowD
         "budget": asked and budget_facts(asked, plan.priced, entry),
         "slow": slow and slow_facts(slow, plan.priced),
         **dict.fromkeys(("first_in", "within_5_pct", "loss_pct")),
+        **(copies_of_plan(plan.priced) if copies else {}),
     }
 
 

@@ -8,6 +8,7 @@ So plans with other pairs are left out.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from schedc.planner.price.part_table import PartTable, split_directives
 from schedc.planner.price.price_copies import PricedWays, price_under
 from schedc.planner.search.answer import pareto_front
 from schedc.planner.search.best_first import SearchOptions, search
-from schedc.planner.search.result import FoundPlan, SearchResult
+from schedc.planner.search.result import FoundPlan, SearchResult, SearchSeconds
 from schedc.planner.search.standing import SearchProgress
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.conditions import EXCLUDE, read_condition
@@ -94,6 +95,7 @@ def search_under(
     found = search(space, problem, replace(options, top=wanted), progress)
     plans, refused, unpriced = list[FoundPlan](), Counter[tuple[str, str]](), Counter[str]()
     known: PricedWays = {}
+    begun = time.process_time(), time.perf_counter()
     for number, plan in enumerate(found.plans, 1):
         progress("priced", number)
         try:
@@ -113,5 +115,8 @@ def search_under(
     plans.sort(key=lambda plan: (plan.step_s, plan.peak_bytes, plan.axes))
     best = tuple(plans[: options.top])
     certificate = replace(found.certificate, complete=False, bound_s=inf, kth_s=best[-1].step_s if best else None)
-    result = replace(found, plans=best, pareto=pareto_front(plans), certificate=certificate)
+    cpu, wall = time.process_time() - begun[0], time.perf_counter() - begun[1]
+    seconds = found.seconds
+    seconds = SearchSeconds(seconds.cpu + cpu, seconds.wall + wall, seconds.by_stage | {"copies": cpu})
+    result = replace(found, plans=best, pareto=pareto_front(plans), certificate=certificate, seconds=seconds)
     return SearchUnderRecord(result, len(plans), refused, unpriced)
