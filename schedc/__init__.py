@@ -9,11 +9,23 @@ from schedc.ir import plan_text
 if TYPE_CHECKING:
     from schedc.compiler import Analysis, analyse, compile
     from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
+    from schedc.ir.program import Program
+    from schedc.load.library import library
     from schedc.step.costs.costs import Costs
 
 __version__ = "0.1.0"
 
-__all__ = ["Analysis", "CompilerBug", "Costs", "Diagnostic", "DiagnosticError", "analyse", "compile"]
+__all__ = [
+    "Analysis",
+    "CompilerBug",
+    "Costs",
+    "Diagnostic",
+    "DiagnosticError",
+    "Program",
+    "analyse",
+    "compile",
+    "library",
+]
 
 _HOME = {
     "Analysis": "schedc.compiler",
@@ -23,6 +35,8 @@ _HOME = {
     "CompilerBug": "schedc.diagnostics",
     "Diagnostic": "schedc.diagnostics",
     "DiagnosticError": "schedc.diagnostics",
+    "Program": "schedc.ir.program",
+    "library": "schedc.load.library",
 }
 
 

@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from schedc_runtime.audit.audit import Audit
-    from schedc_runtime.errors import WrongBits
+    from schedc_runtime.errors import (
+        NonFiniteGradients,
+        NonFiniteLoss,
+        PeerFailure,
+        PlanMismatch,
+        RanksDisagree,
+        RuntimeFault,
+        StepTimeout,
+        WrongBits,
+    )
     from schedc_runtime.materialize.record import deferred
     from schedc_runtime.measure.rank_traces import save_trace
+    from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
     from schedc_runtime.pipeline.agree.ragged import Ragged
     from schedc_runtime.pipeline.build.assembly import Cut
     from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
@@ -27,9 +37,18 @@ __all__ = [
     "Cut",
     "Loss",
     "Mesh",
+    "MoEConfig",
+    "MoETransformer",
+    "NonFiniteGradients",
+    "NonFiniteLoss",
+    "PeerFailure",
     "Pipeline",
+    "PlanMismatch",
     "Ragged",
+    "RanksDisagree",
+    "RuntimeFault",
     "StepResult",
+    "StepTimeout",
     "WrongBits",
     "deferred",
     "join",
@@ -45,9 +64,18 @@ _HOME = {
     "Cut": "pipeline.build.assembly",
     "Loss": "pipeline.build.chunked_loss",
     "Mesh": "ranks.mesh",
+    "MoEConfig": "models.moe_transformer",
+    "MoETransformer": "models.moe_transformer",
+    "NonFiniteGradients": "errors",
+    "NonFiniteLoss": "errors",
+    "PeerFailure": "errors",
     "Pipeline": "pipeline.pipeline",
+    "PlanMismatch": "errors",
     "Ragged": "pipeline.agree.ragged",
+    "RanksDisagree": "errors",
+    "RuntimeFault": "errors",
     "StepResult": "pipeline.step.losses",
+    "StepTimeout": "errors",
     "WrongBits": "errors",
     "deferred": "materialize.record",
     "join": "ranks.join",
@@ -68,4 +96,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'schedc_runtime' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"schedc_runtime.{_HOME[name]}"), name)
+    try:
+        module = import_module(f"schedc_runtime.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"schedc_runtime.{name} needs torch: pip install 'schedc[runtime]'"
+        raise ModuleNotFoundError(message, name="torch") from error
+    return getattr(module, name)

@@ -14,14 +14,9 @@ from schedc.cli.common import EPILOG, WIDEST, json_argument
 @json_argument
 def list_command(as_json: bool) -> None:
     """List the schedules of the library."""
-    from schedc.load.library import names, open_schedule
-    from schedc.source import first_sentence
+    from schedc.load.library import library
 
-    entries = []
-    for name in names():
-        tree = open_schedule(name)
-        sizes = {parameter.name: parameter.default for parameter in tree.parameters}
-        entries.append({"name": name, "title": first_sentence(tree.doc), "sizes": sizes})
+    entries = [entry._asdict() for entry in library()]
     if as_json:
         click.echo(json.dumps({"schema": "schedc.list", "version": 1, "schedules": entries}))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.placement import Placement
+from schedc.units import equations
 
 SHARED = ("name", "sizes", "placement", "phases", "spans", "doc", "layout", "layers", "plan", "tied", "segments")
 """Fields that a Schedule and the Program made of it have in common."""
@@ -19,6 +21,8 @@ class Columns:
     """Base of a frozen dataclass of columns: rank r owns rows rank_start[r] ..< rank_start[r + 1]."""
 
     if TYPE_CHECKING:
+        name: str
+        sizes: Mapping[str, int]
         placement: Placement
         rank_start: Int64
         kind: Int8
@@ -41,6 +45,10 @@ class Columns:
 
     def __len__(self) -> int:
         return int(self.kind.size)
+
+    def __repr__(self) -> str:
+        sizes = f" ({equations(self.sizes)})" if self.sizes else ""
+        return f"<{type(self).__name__} {self.name}{sizes}: {self.ranks} ranks, {len(self)} rows>"
 
     @cached_property
     def rank(self) -> Int32:

@@ -138,7 +138,7 @@ class Deferred(Protocol):
         """[n] the column of this name, for n instructions."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program(Columns):
     """The instruction streams of all ranks, as columns; rank r owns rows rank_start[r] ..< rank_start[r + 1].
 

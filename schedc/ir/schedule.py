@@ -36,7 +36,7 @@ OP_COLUMNS = ("kind", "stage", "microbatch", "pair", "phase", "span")
 """The columns of a `Schedule`, a value per op."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule(Columns):
     """Placement, sizes, and the ordered ops of every rank, as columns.
 

@@ -8,12 +8,12 @@ from functools import lru_cache
 from glob import glob
 from os.path import isfile
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
 from schedc.elaborate.names import checked
 from schedc.elaborate.sizes import BOUNDS
-from schedc.source import NOWHERE, Source
+from schedc.source import NOWHERE, Source, first_sentence
 from schedc.syntax.input import AppliedPlan
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree
@@ -65,6 +65,23 @@ def _from_here(path: Path) -> str:
 def names() -> list[str]:
     """The names of the shipped schedules."""
     return sorted(file.removesuffix(_SUFFIX) for file in glob(f"*{_SUFFIX}", root_dir=_folder()))
+
+
+class LibraryEntry(NamedTuple):
+    """A schedule that ships with schedc. title: the first sentence of its text. sizes: its parameters with defaults."""
+
+    name: str
+    title: str
+    sizes: dict[str, int | None]
+
+
+def library() -> tuple[LibraryEntry, ...]:
+    """The shipped schedules, by name: what `schedc list` prints."""
+    trees = [open_schedule(name) for name in names()]
+    return tuple(
+        LibraryEntry(name, first_sentence(tree.doc), {each.name: each.default for each in tree.parameters})
+        for name, tree in zip(names(), trees, strict=True)
+    )
 
 
 def load(name_or_path: str | Path) -> Source:

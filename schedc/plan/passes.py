@@ -8,6 +8,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from schedc.units import equations
+
 if TYPE_CHECKING:
     from schedc.claims.check import ClaimResult
     from schedc.diagnostics import Diagnostic
@@ -35,7 +37,7 @@ _LATER: Any = None
 """The value of a field that no pass has given yet."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """A step of a schedule or a plan, at one size under one set of costs. `lower` gives the fields behind ``done``.
 
@@ -96,6 +98,12 @@ class Step:
     """The instruction streams, with the works."""
     communicators: ChosenCommunicators | None = _LATER
     """The communicators of the messages, and what one would cost; None where one costs nothing, as messages do."""
+
+    def __repr__(self) -> str:
+        if self.timeline is None:
+            return f"<Step of {self.tree.name if self.tree else 'an order'}, not priced>"
+        figures = f"makespan {self.timeline.makespan:g}, bubble ratio {self.timeline.bubble_ratio:.4f}"
+        return f"<Step {self.schedule.name} ({equations(self.schedule.sizes)}): {figures}>"
 
     @property
     def schedule(self) -> Schedule:

@@ -188,9 +188,9 @@ class Pipeline(OptimizerCalls):
              profile: bool = False) -> Tensor: ...  # fmt: skip
 
     @overload
-    def step(self, batch: Any = None, targets: Any = None, *, outputs: bool, scale: float = 1.0,
+    def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[True], scale: float = 1.0,
              accumulate: int = 1, microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False,
-             profile: bool = False) -> Any: ...  # fmt: skip
+             profile: bool = False) -> StepResult: ...  # fmt: skip
 
     def step(
         self, batch: Any = None, targets: Any = None, *, outputs: bool = False, scale: float = 1.0, accumulate: int = 1,
@@ -230,8 +230,8 @@ class Pipeline(OptimizerCalls):
 
     @overload
     def evaluate(
-        self, batch: Any = None, targets: Any = None, *, outputs: bool, microbatches: int | None = None
-    ) -> Any: ...
+        self, batch: Any = None, targets: Any = None, *, outputs: Literal[True], microbatches: int | None = None
+    ) -> StepResult: ...
 
     def evaluate(
         self, batch: Any = None, targets: Any = None, *, outputs: bool = False, microbatches: int | None = None
