@@ -26,6 +26,7 @@ from schedc.step.cells.lone_cells import play_ranks
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from support.cell_cases import graphs, reference_costs, shapes_of
 from support.lone_cells import play_alone
+from support.short_search import short_search
 from support.sweeps import swept
 
 CELLS = (Path(__file__).parents[3] / "examples" / "costs" / "cells.toml").read_text()
@@ -294,6 +295,7 @@ def test_the_report_tells_waiting_apart_from_exposed(tmp_path: Path) -> None:
     assert "waiting for a fuller rank" in CliRunner().invoke(main, arguments).output
 
 
+@short_search()
 def test_a_drawing_of_a_cell_shows_the_fullest_and_the_emptiest_rank(tmp_path: Path) -> None:
     file = tmp_path / "costs.toml"
     arguments = ["show", "zbh1", "-D", "P=2", "-D", "M=4", "--cell", "F", "--cost-file", str(file)]

@@ -159,6 +159,7 @@ EXPLAINED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices", "batch", "space", "plan"), EXPLAINED, ids=lambda value: str(value)[:12])
+@short_search()
 def test_the_command_explains_the_price(name: str, devices: int, batch: str, space: str, plan: str) -> None:
     """`schedc plan ... --explain` says step, memory and bars of `price_plan`, and so does the plan that it lists."""
     require = f"layout == even and microbatch <= 2 and {space}"
