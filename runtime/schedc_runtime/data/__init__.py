@@ -5,10 +5,12 @@ from __future__ import annotations
 from schedc_runtime.data.dealt import Deal, deal, pricer_of
 from schedc_runtime.data.dealt import order_rows as order
 from schedc_runtime.data.documents import (
+    cumulative_lengths,
     document_mask,
     document_positions,
     next_tokens,
     packed_inputs,
+    thd_inputs,
     transformers_inputs,
 )
 from schedc_runtime.data.lengths import Lengths
@@ -23,6 +25,7 @@ __all__ = [
     "RowCosts",
     "RowLoader",
     "Windows",
+    "cumulative_lengths",
     "deal",
     "document_mask",
     "document_positions",
@@ -30,5 +33,6 @@ __all__ = [
     "order",
     "packed_inputs",
     "pricer_of",
+    "thd_inputs",
     "transformers_inputs",
 ]

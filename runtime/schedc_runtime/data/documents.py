@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.partition.example import DOCUMENTS
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.example import CU_SEQLENS, DOCUMENTS
 
 IGNORED = -100
 """The target of a token that has none: the last one of a document, and what fills a row up."""
@@ -53,6 +54,36 @@ def transformers_inputs(tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
     tokens, documents: [rows, tokens].
     """
     return {"input_ids": tokens, "position_ids": document_positions(documents)}
+
+
+def cumulative_lengths(documents: Tensor, most: int) -> Tensor:
+    """[rows, most + 1] int32 where each document of a row begins, and then the row's end (``cu_seqlens``).
+
+    documents: as of `document_positions`; looked at on the host. most: documents of a row, at most. The end is repeated
+    for those that a row has not, so that all steps have one shape. Raises `RuntimeFault` for a row with more.
+    """
+    rows, tokens = documents.shape
+    begins = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True).cpu()
+    counts = begins.sum(1)
+    if int(counts.max()) > most:
+        fullest = int(counts.argmax())
+        raise RuntimeFault(
+            f"row {fullest} has {int(counts.max())} documents, what fills it up included, and there may be {most}",
+            "raise `most`, or pack fewer documents into a row",
+        )
+    lengths = torch.full((rows, most + 1), tokens, dtype=torch.int32)
+    row, place = begins.nonzero(as_tuple=True)
+    number = begins.cumsum(1)[row, place] - 1
+    lengths[row, number] = place.int()
+    return lengths.to(documents.device)
+
+
+def thd_inputs(tokens: Tensor, documents: Tensor, most: int) -> dict[str, Tensor]:
+    """As `transformers_inputs`, with what attention by documents takes (`attend_by_documents`).
+
+    tokens, documents: [rows, tokens]. most: as of `cumulative_lengths`.
+    """
+    return {**transformers_inputs(tokens, documents), CU_SEQLENS: cumulative_lengths(documents, most)}
 
 
 def next_tokens(tokens: Tensor, documents: Tensor, filled: Tensor) -> Tensor:

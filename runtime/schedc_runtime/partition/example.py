@@ -17,6 +17,8 @@ DOCUMENTS = "documents"
 """The name under which packed rows bring the document of each token. No model may take and ignore it."""
 CONTEXT = "context_places"
 """The name under which a batch brings, for the tokens of all context ranks, where they lie in the sequence."""
+CU_SEQLENS = "cu_seqlens"
+"""The name under which a batch brings, for kernels that take it, where the documents of its rows begin."""
 _MOST = 64
 """Largest number of guesses."""
 _REST = "*"
