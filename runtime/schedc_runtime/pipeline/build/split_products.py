@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -10,9 +13,25 @@ from schedc_runtime.providers import TORCH
 
 _ALONE = {"bound": "sizes bounded"} | {name: name for name in ("capacity", "hot", "balance", "migrate", "fuse")}
 """By field of a plan: the line that no pipeline with tensor ranks carries out."""
+_STYLES = {0: "colwise", 1: "rowwise"}
+"""By the dimension of a weight that torch has sharded: the style of its module."""
 
 _DENSE = ("recompute", "slices")
 """The lines of a plan that tensor ranks carry out, and context ranks do not."""
+
+
+def refuse_placed(model: nn.Module) -> None:
+    """Raise `RuntimeFault` for a parameter that torch has placed, as `parallelize_module` does."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            styles = [_STYLES.get(each.dim, "") if isinstance(each, Shard) else "" for each in parameter.placements]
+            style = next(filter(None, styles), "replicate")
+            module = name.rpartition(".")[0]
+            raise RuntimeFault(
+                f"`{name}` is a DTensor with {', '.join(map(str, parameter.placements))}: hooks of its module start"
+                " collectives that no instruction knows, and nothing would overlap them",
+                f'give the whole model, not parallelized, and styles: tensor_plan={{"{module}": "{style}", ...}}',
+            )
 
 
 def split_products(assembly: Assembly) -> None:
@@ -25,6 +44,7 @@ def split_products(assembly: Assembly) -> None:
                 "give a model with whole weights, and load the state of `full_state_dict`",
             )
         return
+    refuse_placed(assembly.settings.model)
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
