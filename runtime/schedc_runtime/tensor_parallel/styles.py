@@ -96,12 +96,15 @@ class Core:
 
 
 def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The plan that was given, else the model's own. Raises `RuntimeFault` for a model without one."""
+    """The plan that was given, else what of the model's own fits its modules. Raises `RuntimeFault` without one.
+
+    A family's plan names what some of its models lack, such as the router of those with experts.
+    """
     own = given if given is not None else getattr(model, "_tp_plan", None)
     if given is None and isinstance(own, Mapping):
         added = _ADDED.get(getattr(getattr(model, "config", None), "model_type", ""), {})
-        names = [name for name, _ in model.named_modules()]
-        own = {**own, **{pattern: style for pattern, style in added.items() if _fits(names, pattern)}}
+        names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+        own = {pattern: style for pattern, style in {**own, **added}.items() if _fits(names, pattern)}
     if not isinstance(own, Mapping) or not own:
         raise RuntimeFault(
             f"the mesh splits products over tensor ranks, and {type(model).__name__} has no plan of styles",

@@ -17,6 +17,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
+from schedc_runtime.tensor_parallel.styles import styles_of
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
 from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
@@ -48,6 +49,13 @@ def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
 def test_plans_that_are_not_carried_out(styles: dict[str, str], words: str) -> None:
     with pytest.raises(RuntimeFault, match=words):
         split(toy(), styles)
+
+
+def test_a_plan_of_a_family_may_name_what_a_model_lacks() -> None:
+    model = toy()
+    model._tp_plan = TOY_PLAN | {"blocks.*.mlp.router": "colwise_gather_output"}  # type: ignore[assignment]
+    assert styles_of(model, None) == TOY_PLAN
+    assert len(split(model, styles_of(model, None)).cores) == 8
 
 
 @needs("transformers")
