@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from schedc.cell.recorded_rows import RecordedRows, write_recording
+from schedc.plan.counts.copy_times import copy_bytes, copy_time
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.copies import LINES, RECORD
 from schedc.planner.price.files import PlannedStep
@@ -19,7 +20,7 @@ from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.search.under_record import problem_under
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
-from schedc.planner.times.problem import PlanProblem
+from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.report.plan_timelines import costs_of_plan, priced_file
 
 LAYERS = 6
@@ -94,6 +95,34 @@ def test_files_have_the_price(tmp_path: Path, name: str) -> None:
             assert step.predicted.makespan == way.makespan, way.name
             assert (step.plan.hot, step.plan.balance) == (way.plan.hot, way.plan.balance)
     assert f"## Copies of experts: {priced.ways.chosen.name}" in priced.plan_text
+
+
+def test_copies_travel_as_fast_as_rows_inside_a_node(tmp_path: Path) -> None:
+    """Beside rows of one hop over nodes, too: a copy takes the seconds of its bytes on the links of a node."""
+    step, known = planned("two nodes")
+    priced = price_under(step, known, {}).priced
+    assert priced is not None
+    alone = priced.planned
+    plan = priced_file(files(tmp_path, priced, "balance by step")).plan
+    assert plan.experts is not None
+    time = copy_time(plan, alone.table.cell_costs(alone.row, alone.choice.splits))
+    assert time is not None
+    near, ranks = 8, 16
+    bytes = plan.tokens * plan.experts.top * plan.dispatch_row_bytes * (near - 1) / ranks
+    assert time.forward == pytest.approx(float(alone.table.node[alone.row]) / bytes * copy_bytes(plan)[0], rel=1e-9)
+
+
+def test_a_search_has_the_rows_of_the_best_copies_where_some_may_be() -> None:
+    step, _ = planned("one node")
+    problem = step.problem
+    alone, best = dict(problem.recorded)[4], dict(problem.copied)[4]
+    assert 1 <= best < 1.02 < 1.1 < alone
+    runs = {
+        name: TrainingRun(problem, replace(step.axes, **changed)).skew
+        for name, changed in {"": {}, "tp": {"tp": 2}, "cp": {"cp": 2}, "ep": {"ep": 1}}.items()
+    }
+    assert runs == {"": best, "tp": alone, "cp": alone, "ep": 1.0}
+    assert problem.even.copied == ()
 
 
 def test_tensor_ranks_copy_nothing() -> None:
