@@ -83,6 +83,9 @@ def test_files_check_as_the_search_says(tmp_path: Path) -> None:
         assert inside == entry["makespan_s"]
         assert max(told["peak_memory"]) == entry["memory"]["peak_bytes"]
         assert not entry["line"] or f"\n  {entry['line']}\n" in path.read_text()
+        bars = {bar["what"]: bar["seconds"] for bar in entry["waterfall"]}
+        assert ("rows by rank, copies of experts" in bars) == (entry["axes"]["ep"] > 1)
+        assert bars["context exchanges"] == 0
         assert sum(bar["seconds"] for bar in entry["waterfall"]) == pytest.approx(entry["step_s"], rel=1e-9)
     best = shared[0]["balance"]
     assert best["chosen"] == shared[0]["copies"] != "none"
