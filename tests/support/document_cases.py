@@ -50,7 +50,7 @@ def documents(rank: int, world: int, names: list[str], schedule: str = "zbh1") -
     program = schedc.compile(schedule, P=2, M=2 if schedule == "zbh1" else 4)
     for name in names:
         with wide_norms():
-            model = family(name)
+            model = family(name, num_hidden_layers=2)
             loss, gradients = alone(model)
             for mesh in (Mesh(2, data=2), Mesh(2, tensor=2)):
                 pipe = Pipeline(

@@ -36,6 +36,8 @@ from support.segmented_cases import small_moe
 
 END, CUT = 5, 2
 """Updates of a whole run, and the update that is loaded from disk."""
+ROUTED = ("experts", "hot", "moved")
+"""Features whose models have experts."""
 ACROSS = 1e-9
 """Bound of the loss's difference, one update behind a load in another layout."""
 
@@ -113,7 +115,7 @@ class ResumedRun:
         self.optimizer.step()
         self.rates.step()
         self.optimizer.zero_grad()
-        if layers:
+        if self.layout.feature in ROUTED:  # all ranks do so, one without experts too
             self.pipe.update_biases()
         if self.layout.feature == "moved":
             self.pipe.rebalance(self.optimizer, placements(self.pipe))
@@ -155,7 +157,7 @@ def pipeline(layout: Layout) -> Pipeline:
 
 def model(feature: str, blocks: int) -> nn.Module:
     """A model of so many blocks."""
-    if feature not in ("experts", "hot", "moved"):
+    if feature not in ROUTED:
         return small_gpt(blocks, dropout=0.1, tied=feature == "tied")
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, bias_rate=0.05, balance=1e-2)
     whole = small_moe(moe_blocks=blocks - 1, dense_blocks=1, routing=routing)

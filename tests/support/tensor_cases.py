@@ -21,7 +21,9 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.trainers import checkpoint
+from support.short_search import search_shortly_on_ranks
 
+search_shortly_on_ranks()
 FAMILIES: dict[str, dict[str, Any]] = {
     name: {}
     for name in (
@@ -276,7 +278,7 @@ def toys(rank: int, world: int) -> dict[str, Any]:
         (False, "zbh1", Mesh(2, tensor=2)), (True, "1f1b", Mesh(2, tensor=2)), (True, "dualpipev", Mesh(2, tensor=2)),
         (False, "dualpipe", Mesh(2, tensor=2)), (True, "zbh1", Mesh(1, data=2, tensor=2)),
     ):  # fmt: skip
-        model = toy(tied=tied)
+        model = toy(tied=tied, blocks=4 if schedule == "dualpipev" else 2)
         loss, gradients = reference(model, tokens, labels, 4)
         pipe = toy_pipe(model, schedule, mesh)
         own_batch, own_labels = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
@@ -338,7 +340,7 @@ def states(rank: int, world: int, folder: str) -> dict[str, Any]:
     tokens, labels = batch()
     whole: dict[str, dict[str, str]] = {}
     for number, mesh in enumerate((Mesh(2, tensor=2), Mesh(1, tensor=4), Mesh(2, data=2))):
-        pipe = toy_pipe(toy(), "1f1b", mesh)
+        pipe = toy_pipe(toy(blocks=2), "1f1b", mesh)
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         rows = tokens.chunk(mesh.replicas)[pipe.replica], labels.chunk(mesh.replicas)[pipe.replica]
         if number == 0:

@@ -39,12 +39,12 @@ MESHES = {
 """Arrangements of four processes."""
 
 
-def expert_family(name: str, balance: float = 0.0) -> nn.Module:
+def expert_family(name: str, balance: float = 0.0, **sizes: int) -> nn.Module:
     """A tiny model with experts of ours in float64, the same on every rank. balance: factor of its auxiliary loss."""
     import transformers
 
-    sizes = {**SIZES, **KINDS[name], "tie_word_embeddings": False}
-    config = getattr(transformers, f"{name}Config")(**sizes)
+    given = {**SIZES, **KINDS[name], "tie_word_embeddings": False, **sizes}
+    config = getattr(transformers, f"{name}Config")(**given)
     config._experts_implementation = "eager"
     torch.manual_seed(0)
     model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config).double()
@@ -108,13 +108,19 @@ def _biases(model: nn.Module) -> dict[str, Tensor]:
 
 
 def experts(
-    rank: int, world: int, names: Sequence[str], meshes: Sequence[str], schedule: str = "zbh1", balance: float = 0.0
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    meshes: Sequence[str],
+    schedule: str = "zbh1",
+    balance: float = 0.0,
+    **sizes: int,
 ) -> list[dict[str, Any]]:
     """A case for each family and mesh: errors of loss, gradients and norm, and whether all orders of a cell agree."""
     cases = []
     for name in names:
         with wide_norms():
-            model = expert_family(name, balance)
+            model = expert_family(name, balance, **sizes)
             for mesh in meshes:
                 cases.append({"family": name, "mesh": mesh} | _case(model, MESHES[mesh], schedule))
     return cases
@@ -152,7 +158,7 @@ def _case(model: nn.Module, mesh: Mesh, schedule: str) -> dict[str, Any]:
 
 def expert_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
     """Digests of the whole state: in the run that saves a checkpoint, and in two runs that load it."""
-    model, told = expert_family("Qwen3Moe"), []
+    model, told = expert_family("Qwen3Moe", num_hidden_layers=3), []
     tokens, labels = batch()
     for number, mesh in enumerate((MESHES["ep 2 over tp 2"], MESHES["ep 4 over tp 2, dp 2"], Mesh(2, experts=2))):
         program = schedc.compile("1f1b", P=mesh.pipeline, M=4)
@@ -174,7 +180,7 @@ def expert_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
 
 def expert_refusals(rank: int, world: int) -> list[str]:
     """What pipelines of two tensor ranks say of plans that they do not carry out with experts."""
-    model, mesh, said = expert_family("Mixtral"), MESHES["ep 1, tp 2"], []
+    model, mesh, said = expert_family("Mixtral", num_hidden_layers=2), MESHES["ep 1, tp 2"], []
     for plan in (Plan(parallel=Parallel(tp=2)), Plan(capacity=Capacity(1.0)), Plan(hot=Hot(1))):
         try:
             Pipeline(deepcopy(model), schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, mesh=mesh, plan=plan)

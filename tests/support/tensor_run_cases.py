@@ -36,7 +36,7 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
     tokens, labels = batch()
     told = []
     for number, mesh in enumerate((Mesh(2, tensor=2), Mesh(1, tensor=4), Mesh(2, data=2))):
-        pipe = toy_pipe(toy(), "1f1b", mesh)
+        pipe = toy_pipe(toy(blocks=2), "1f1b", mesh)
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         rows, expected = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
         root = Path(folder) / str(number)
@@ -70,7 +70,7 @@ def wait_for(root: Path) -> None:
 def traces(rank: int, world: int, folder: str) -> list[str]:
     """The files of a traced step."""
     tokens, labels = batch()
-    pipe = toy_pipe(toy(), "zbh1", Mesh(2, tensor=2))
+    pipe = toy_pipe(toy(blocks=2), "zbh1", Mesh(2, tensor=2))
     pipe.step({"input_ids": tokens}, labels, trace=True)
     written = save_trace(pipe, folder)
     pipe.close()
@@ -78,16 +78,20 @@ def traces(rank: int, world: int, folder: str) -> list[str]:
 
 
 def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
-    """The error of a family with compiled cores, whether all orders agree, how many were compiled, and warnings."""
+    """The error of a family with compiled cores, whether all orders agree, how many were compiled, and warnings.
+
+    Two tensor ranks hold a stage of one layer.
+    """
+    stages = world // 2
     with wide_norms(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = family(name, num_hidden_layers=2)
+        model = family(name, num_hidden_layers=stages)
         tokens, labels = batch()
         loss, gradients = reference(model, tokens, labels, 4)
         errors, bits, count = [], set(), 0
         for cells in ORDERS.values():
             pipe = Pipeline(
-                deepcopy(model), schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, tensor=2),
+                deepcopy(model), schedc.compile("zbh1", P=stages, M=4), loss_fn=loss_fn, mesh=Mesh(stages, tensor=2),
                 cells=cells, example={"input_ids": tokens[:2]}, compile={"backend": "aot_eager"}, timeout=120.0,
             )  # fmt: skip
             got = pipe.step({"input_ids": tokens}, labels).item()

@@ -107,7 +107,7 @@ def toys(rank: int, world: int) -> dict[str, Any]:
         (False, "zbh1", "again", TOY_PLAN), (True, "1f1b", "early", TOY_PLAN), (True, "dualpipev", "again", TOY_PLAN),
         (False, "dualpipe", "early", TOY_PLAN), (True, "zbh1", "early", WHOLE),
     ):  # fmt: skip
-        model = toy(tied=tied)
+        model = toy(tied=tied, blocks=4 if schedule == "dualpipev" else 2)
         name = f"{schedule}{' tied' * tied} {form}{' whole' * (styles is WHOLE)}"
         figures[name] = _case(model, "head", schedule, form, styles, reference(model, "head", lambda given: given))
     return figures | {"refused": _refused()}

@@ -10,8 +10,8 @@ from support.resumed_runs import Layout, chain
 
 CHAINS = [
     (Layout("sharded", "zbv", 2, 1, 2, size=4), Layout("sharded", "dualpipev", 1, 1, 4, size=4)),
-    (Layout("hot", "zbv", 2, 2, 1, size=4), Layout("hot", "1f1b", 4, size=4)),
-    (Layout("tied", "dualpipev", 4), Layout("tied", "1f1b", 4)),
+    (Layout("hot", "1f1b", 2, 2, 1, size=3), Layout("hot", "zbv", 1, size=3)),
+    (Layout("tied", "dualpipev", 2, size=4), Layout("tied", "1f1b", 4, size=4)),
 ]
 """On four ranks: the layout that trains, and the one that loads the state of the first."""
 

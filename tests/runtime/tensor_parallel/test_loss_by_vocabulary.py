@@ -46,8 +46,10 @@ def test_a_loss_that_differs_between_ranks_is_refused(ranks: list[dict[str, Any]
 @pytest.mark.processes
 @pytest.mark.slow
 def test_models_of_transformers_by_vocabulary() -> None:
-    for cases in pool(4).run(f"{CASES}:families", timeout=240, names=["gemma2"], schedules=["zbh1"]):
-        assert len(cases) == 4
+    """Layers of both kinds; tied tables with one form of the loss, and tables of their own with the other."""
+    sizes: dict[str, Any] = {"names": ["gemma2"], "schedules": ["zbh1"], "num_hidden_layers": 2}
+    for cases in pool(4).run(f"{CASES}:families", timeout=240, **sizes):
+        assert [(case["tied"], case["form"]) for case in cases] == [(False, "early"), (True, "again")]
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
         assert all(case["logits"] in ([0, 0], [CHUNK, 48]) for case in cases), "own columns of a chunk alone"
 

@@ -45,20 +45,22 @@ def test_tensor_ranks_with_other_batches_are_refused(ranks: list[dict[str, Any]]
 @needs("transformers")
 def test_models_of_transformers_train_by_their_own_plans() -> None:
     """Biases behind the sum, gathered columns in a core, norms of heads: every order of a cell has the same bits."""
-    names = ["starcoder2", "phi3"]
-    for cases in pool(4).run(f"{CASES}:families", timeout=240, names=names, schedules=["dualpipev"]):
-        assert [case["family"] for case in cases] == names
-        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases)
+    for name, schedule, layers in (("starcoder2", "dualpipev", 4), ("phi3", "zbh1", 2)):
+        sizes: dict[str, Any] = {"names": [name], "schedules": [schedule], "num_hidden_layers": layers}
+        for (case,) in pool(4).run(f"{CASES}:families", timeout=240, **sizes):
+            assert case["error"] <= 1e-14, case
+            assert case["equal"], case
 
 
 @needs("transformers")
 @pytest.mark.parametrize(
     ("family", "mesh", "biases"),
-    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 9)],
+    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 3)],
 )
 def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
     """Latent attention, an auxiliary loss, and groups larger and smaller than those of tensor ranks."""
-    for (case,) in pool(4).run(f"{EXPERT_CASES}:experts", timeout=240, names=[family], meshes=[mesh], balance=0.01):
+    sizes: dict[str, Any] = {"names": [family], "meshes": [mesh], "balance": 0.01, "num_hidden_layers": 2}
+    for (case,) in pool(4).run(f"{EXPERT_CASES}:experts", timeout=240, **sizes):
         assert case["error"] <= 1e-14, case
         assert (case["equal"], case["biases"]) == (True, biases)
 
@@ -95,7 +97,7 @@ def test_recomputation_that_is_not_carried_out_on_tensor_ranks() -> None:
 @needs("transformers")
 def test_a_state_with_experts_is_the_same_at_other_numbers_of_ranks(tmp_path: Path) -> None:
     first, *others = pool(4).run(f"{EXPERT_CASES}:expert_states", timeout=240, folder=str(tmp_path / "saved"))[0]
-    assert sum("experts." in name for name in first) == 6
+    assert sum("experts." in name for name in first) == 4
     assert others == [first, first]
 
 
@@ -124,8 +126,8 @@ def test_each_tensor_rank_writes_its_trace(tmp_path: Path) -> None:
 
 @needs("transformers")
 def test_cores_are_compiled() -> None:
-    """Attention and MLP of the layer of each stage, without a warning."""
-    for case in pool(4).run(f"{RUN_CASES}:compiled", timeout=240, name="llama"):
+    """Attention and MLP of the layer of a stage, without a warning."""
+    for case in pool(2).run(f"{RUN_CASES}:compiled", timeout=240, name="llama"):
         assert case["error"] <= 1e-14, case
         assert (case["equal"], case["compiled"], case["said"]) == (True, 2, [])
 
