@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +33,22 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"{f'`{name}`' if name else 'the model'} is wrapped in {kind}: a stage calls the modules inside it and"
                 " computes weight gradients outside of autograd, so that the wrapper would silently not synchronise",
                 _WRAPPERS[kind],
+            )
+
+
+def refuse_boolean_masks(model: nn.Module, named: Mapping[str, Any]) -> None:
+    """Raise `PartitionError` for a mask [batch, heads, tokens, tokens] of truth values where attention adds it.
+
+    Transformers' eager attention adds 0 and 1 then, and attends to everything. named: arguments by name.
+    """
+    if getattr(getattr(model, "config", None), "_attn_implementation", "") != "eager":
+        return
+    for name, value in named.items():
+        if getattr(value, "dtype", None) is torch.bool and len(value.shape) == 4:
+            raise PartitionError(
+                f"`{name}` is a mask of truth values, and the eager attention of {type(model).__name__} adds it to"
+                " scores as 0 and 1",
+                'give 0 and the least number of the dtype in place of True and False, or attn_implementation="sdpa"',
             )
 
 

@@ -153,3 +153,17 @@ def test_what_cannot_travel_is_refused() -> None:
     model = make("Llama")
     partition(model, 2)
     assert model.config.use_cache is True
+
+
+@pytest.mark.slow
+def test_eager_attention_takes_no_mask_of_truth_values() -> None:
+    """It would add 0 and 1 to scores, and attend to all tokens."""
+    tokens, mask = torch.arange(8).reshape(1, 8), torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    eager = make("Llama", attn_implementation="eager")
+    with pytest.raises(PartitionError, match="`attention_mask` is a mask of truth values") as refused:
+        partition(eager, 2, example={"input_ids": tokens, "attention_mask": mask})
+    assert "sdpa" in refused.value.help
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    partition(eager, 2, example={"input_ids": tokens, "attention_mask": added})
+    sdpa = make("Llama", attn_implementation="sdpa")
+    partition(sdpa, 2, example={"input_ids": tokens, "attention_mask": mask})
