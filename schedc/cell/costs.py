@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from schedc.cell.graph import Lane, Node, StageShape, role_in
+from schedc.cell.graph import SPLITTING, Lane, Node, StageShape, role_in
 from schedc.cell.program import Half
 
 
@@ -33,6 +33,8 @@ class SliceFactor(NamedTuple):
 OF_ROWS = frozenset({"experts", "dispatch", "combine"})
 """Roles whose times grow with the rows of a rank. Those of the others grow with its tokens."""
 
+_SUMMING = ("attention", "before_gather")
+"""Segments that sum up the results of a layer with experts before them."""
 _HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 _NOTHING = SegmentTimes(0.0)
 
@@ -155,7 +157,8 @@ def entries(shape: StageShape, index: int, known: Container[str]) -> tuple[str, 
     node = shape.nodes[index]
     if node.whole in known:
         return (node.whole,)
-    behind = node.role == "attention" and any(shape.nodes[before].exchange for before in node.after)
+    before = [shape.nodes[index] for index in node.after]
+    behind = node.role in _SUMMING and any(each.exchange and each.role not in SPLITTING for each in before)
     return tuple(name for name in (_key(node), *(("post",) if behind else ())) if name in known)
 
 

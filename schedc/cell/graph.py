@@ -31,6 +31,12 @@ COUNTS = "counts"
 hops."""
 COUNTING = frozenset({"routing", "distinct"})
 """Roles of exchanges of numbers of rows, among all ranks of a group."""
+TENSOR_EXCHANGES = ("gather", "scatter", "sum", "enter", "collect", "feature")
+"""Roles of exchanges among tensor ranks: rows to a core and back, what they look up, own rows, logits, columns."""
+CONTEXT_EXCHANGES = ("keys",)
+"""Roles of exchanges among context ranks: keys and values."""
+SPLITTING = frozenset((*TENSOR_EXCHANGES, *CONTEXT_EXCHANGES))
+"""Roles of exchanges among ranks that share products or sequences, and no experts."""
 QUEUES = (*LANES, COUNTS)
 """The queues of a rank. In each, one segment or exchange runs at a time."""
 

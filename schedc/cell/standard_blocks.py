@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.diagnostics import CompilerBug
@@ -10,12 +11,17 @@ from schedc.diagnostics import CompilerBug
 METHODS = ("flat", "hierarchical", "allgather")
 """How rows reach their experts. The last two take both hops and have one graph."""
 
+NO_SPLITS: Mapping[str, Lane] = MappingProxyType({})
+"""No exchanges among tensor and context ranks."""
 LAYERS = ("dense", "moe")
 ONCE = ("op", "embedding", "head")
 """Blocks that a stage has at most once: what every op takes, and the parts at both ends of the model."""
 BESIDE_LAYERS = (*ONCE, "mtp")
 """Blocks of one segment each: parts of a model that are no layers, and what every op takes. `mtp` is what a multi-token
 prediction takes behind its layer."""
+
+SPLIT_SEGMENTS = ("before_gather", "after_gather", "before_keys", "before_scatter")
+"""Segments of tensor and context ranks: what stands before a core, a core, and an attention around its keys."""
 
 
 def stage_shape(
@@ -28,6 +34,7 @@ def stage_shape(
     distinct: bool = False,
     balance: bool = False,
     sizes: bool = False,
+    splits: Mapping[str, Lane] = NO_SPLITS,
 ) -> StageShape:
     """The graph of a stage whose blocks are those of `LAYERS` and `BESIDE_LAYERS`, in this order.
 
@@ -38,12 +45,14 @@ def stage_shape(
     distinct: whether ranks tell each other numbers of rows behind a plan that moves rows.
     balance: whether every MoE block has an auxiliary loss over several replicas.
     sizes: whether the copy of the sizes to the host is a node of its own, between the plan of the rows and the rows.
+    splits: the lanes of exchanges among tensor and context ranks, by role of `SPLITTING`; ``gather`` and ``scatter``
+        have one where others have. Each dense block is then two cores, and each MoE block begins with one.
     """
-    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, distinct, balance, sizes)
+    flat = Lane.RAIL if nodes > 1 else Lane.NODE
+    builder = _BlockBuilder(method, shared, flat, hot, distinct, balance, sizes, splits)
+    following = ("moe", "dense", "head") if splits else ("moe",)
     for number, block in enumerate(blocks):
-        builder.add(
-            block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
-        )
+        builder.add(block, post=not set(blocks[number + 1 : number + 2]).intersection(following))
     if builder.nodes and tail_weights and builder.nodes[-1].name.endswith(".post"):
         builder.nodes[-1] = Node(**{**vars(builder.nodes[-1]), "weights": True})
     return StageShape(tuple(builder.nodes), (len(builder.nodes) - 1,) if builder.nodes else ())
@@ -53,7 +62,15 @@ class _BlockBuilder:
     """The nodes so far, and those whose outputs the next block takes."""
 
     def __init__(
-        self, method: str, shared: bool, flat: Lane, hot: Lane | None, distinct: bool, balance: bool, sizes: bool
+        self,
+        method: str,
+        shared: bool,
+        flat: Lane,
+        hot: Lane | None,
+        distinct: bool,
+        balance: bool,
+        sizes: bool,
+        splits: Mapping[str, Lane],
     ) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
@@ -62,22 +79,76 @@ class _BlockBuilder:
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
         self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
         self.distinct, self.sizes = distinct, sizes
+        self.splits, self.cores, self.from_input = splits, 0, True
         self.counts = dict.fromkeys((*LAYERS, *BESIDE_LAYERS), 0)
 
-    def add(self, block: str, last: bool, before_moe: bool) -> None:
+    def add(self, block: str, post: bool) -> None:
+        """Adds a block. post: whether what it gives is summed up in a segment of its own."""
         number = self.counts[block]
         self.counts[block] += 1
         if block in BESIDE_LAYERS:
             name = block if block in ONCE else f"{block}.{number}"
-            self.carried = (self.node(name, self.carried, weights=True),)
+            self.at_end(name) if self.splits and block in ("embedding", "head") else self.single(name)
+        elif block == "dense" and self.splits:
+            for attends in (True, False):
+                self.core(attends)
+            if post:
+                self.single(f"{self.cores - 1}.post", weights=False)
         elif block == "dense":
-            self.carried = (self.node(f"{number}.dense", self.carried, weights=True),)
+            self.single(f"{number}.dense")
         else:
-            self.moe(f"{number}.", post=not before_moe)
+            if self.splits:
+                self.core(attends=True)
+            self.moe(f"{number}.", post=post)
+
+    def single(self, name: str, weights: bool = True) -> None:
+        """Adds a segment that takes all that is carried, and gives what the next block takes."""
+        self.carried = (self.node(name, self.carried, weights=weights, inputs=self.from_input),)
+        self.from_input = False
+
+    def at_end(self, name: str) -> None:
+        """Adds the embedding or the head of tensor ranks, with those of its exchanges that have a lane."""
+        if name == "head":
+            self.single(f"{self.cores}.before_gather", weights=False)
+            self.exchange("gather", self.cores)
+        self.single(name)
+        for role in ("sum", "enter") if name == "embedding" else ("collect",):
+            if role in self.splits:
+                self.exchange(role, self.cores)
+
+    def exchange(self, role: str, core: int) -> None:
+        """Adds an exchange of what is carried."""
+        lane = self.splits[role]
+        self.carried = (self.node(f"{core}.{role}.{lane}", self.carried, lane),)
+
+    def core(self, attends: bool) -> None:
+        """Adds an attention or an MLP between gather and scatter, behind what own rows take before it.
+
+        An attention of context ranks exchanges keys and values inside. The sum with what goes around the core is a part
+        of the next segment.
+        """
+        number, residual, from_input = self.cores, self.carried, self.from_input
+        self.cores += 1
+        self.single(f"{number}.before_gather", weights=False)
+        (before,) = self.carried
+        self.exchange("gather", number)
+        if attends and "keys" in self.splits:
+            self.single(f"{number}.before_keys")
+            (own,) = self.carried
+            self.exchange("keys", number)
+            self.carried = (own, *self.carried)
+            self.single(f"{number}.before_scatter")
+        else:
+            self.single(f"{number}.after_gather")
+        self.exchange("scatter", number)
+        summed = len(residual) + from_input > 1
+        self.carried = (before if summed else residual[0], *self.carried) if summed or residual else self.carried
+        self.from_input = from_input and not summed
 
     def node(self, name: str, after: Sequence[int], lane: Lane = Lane.COMPUTE, **facts: bool) -> int:
         order = tuple(sorted(set(after)))
-        self.nodes.append(Node(name, lane, order, inputs=not self.nodes, **facts))
+        facts["inputs"] = facts.get("inputs", False) or not self.nodes
+        self.nodes.append(Node(name, lane, order, **facts))
         return len(self.nodes) - 1
 
     def moe(self, layer: str, post: bool) -> None:
@@ -85,7 +156,8 @@ class _BlockBuilder:
 
         The segment behind the last exchange takes the residual stream, the shared expert and the plan of the rows. It
         also adds the auxiliary loss, from the counts that all replicas exchanged."""
-        attention = self.node(layer + "attention", self.carried, weights=True)
+        self.single(layer + "attention")
+        (attention,) = self.carried
         fillers = [self.node(layer + "shared", [attention], weights=True)] if self.shared else []
         routing = self.node(layer + "routing." + self.flat, [attention], self.flat, differentiable=False)
         balance: list[int] = []

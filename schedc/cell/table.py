@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 
 from schedc.cell.costs import AGAIN, CellCosts, SegmentTimes, SliceFactor
-from schedc.cell.graph import LINKS, Lane, StageShape
+from schedc.cell.graph import LINKS, SPLITTING, Lane, StageShape
 from schedc.cell.recomputed import REPEATING
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
-from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, stage_shape
+from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, SPLIT_SEGMENTS, stage_shape
 from schedc.diagnostics import CompilerBug
 from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, MOST_SLICES
 
-ROLES = (*CELL_SEGMENTS, "plan", "sized", "dense")
+ROLES = (*CELL_SEGMENTS, "plan", "sized", "dense", *SPLIT_SEGMENTS)
 SIZES = "sizes"
 """The role of the copy of sizes to the host. Its time makes it a node of the graphs."""
-_LANES_OF = {**dict.fromkeys(CELL_EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
+_LANES_OF = {**dict.fromkeys((*CELL_EXCHANGES, *sorted(SPLITTING)), LINKS), SIZES: (Lane.HOST,)}
 LARGEST_STAGE = 4096
 """Most blocks of one stage; more is a mistake of the writer."""
 MOST_FACTOR = 100.0
@@ -71,8 +71,9 @@ class CellTable:
         blocks = self.blocks if len(self.blocks) > 1 else self.blocks * stages
         if len(blocks) != stages:
             raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
-        rail = any(name.endswith("." + Lane.RAIL) for name, _ in self.costs.exchanges)
         named = {_role(name) for name, _ in self.costs.exchanges}
+        splits = self.splits
+        rail = any(name.endswith("." + Lane.RAIL) and name.partition(".")[0] not in splits for name in named)
         hot = next((lane for lane in LINKS if f"hot.{lane}" in named), None)
         timed = {name.partition(".")[0] for name in named}
         shapes: dict[tuple[str, ...], StageShape] = {}
@@ -81,8 +82,19 @@ class CellTable:
                 shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
                     hot=hot, distinct="distinct" in timed, balance="balance" in timed, sizes=self.costs.asks_host,
+                    splits=splits,
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
+
+    @property
+    def splits(self) -> dict[str, Lane]:
+        """The lane of each exchange among tensor and context ranks, by role; empty where none has a time.
+
+        Context ranks gather and scatter rows, too. Without tensor ranks this takes no time.
+        """
+        named = [_role(name).partition(".") for name, _ in self.costs.exchanges]
+        splits = {role: Lane(lane) for role, _, lane in named if role in SPLITTING}
+        return {"gather": Lane.NODE, "scatter": Lane.NODE, **splits} if splits else {}
 
     def without_exchange(self, role: str) -> CellTable:
         """The table of layers without exchanges of this role."""
@@ -155,7 +167,11 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             times[key] = value
         problems += new
     costs, wrong = _read_costs(times)
-    return replace(table, costs=replace(costs, slices=factors)), [*problems, *wrong]
+    table = replace(table, costs=replace(costs, slices=factors))
+    if table.splits and "dense" in table.roles:
+        help = "give `after_gather` the time of an attention or an MLP, and leave `dense` out"
+        wrong.append(("S402", "`dense` beside exchanges of tensor or context ranks", "dense", help))
+    return table, [*problems, *wrong]
 
 
 def _read_costs(values: Mapping[str, object]) -> tuple[CellCosts, list[Problem]]:

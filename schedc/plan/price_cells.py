@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.graph import Lane, StageShape
+from schedc.cell.graph import CONTEXT_EXCHANGES, TENSOR_EXCHANGES, Lane, StageShape, role_in
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
@@ -19,7 +19,7 @@ from schedc.cell.table import SIZES, CellTable
 from schedc.cell.taken_rows import taken_for
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
-from schedc.ir.plan import NO_PLAN, Method, Plan
+from schedc.ir.plan import NO_PLAN, Level, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.copied_experts import copied_rows, rows_with_copies, step_copies
@@ -152,7 +152,24 @@ def _attached(schedule: Schedule, costs: Costs) -> tuple[CellTable, dict[str, Pl
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
         raise DiagnosticError([problem("S404", message, source, "stages", help=help)])
+    _check_splits(table, schedule.plan, source)
     return *_planned(schedule, table), schedule.plan
+
+
+def _check_splits(table: CellTable, plan: Plan, source: Source | None) -> None:
+    """Raise S402 for times of exchanges among ranks that the plan does not have, and beside levels without times."""
+    for roles, axis in ((TENSOR_EXCHANGES, "tp"), (CONTEXT_EXCHANGES, "cp")):
+        named = [role for role in roles if any(role_in(name) == role for name, _ in table.costs.exchanges)]
+        alone = plan.parallel is not None and getattr(plan.parallel, axis) == 1
+        if named and alone and not (axis == "tp" and plan.parallel is not None and plan.parallel.cp > 1):
+            message = f"[cell] gives `{named[0]}` a time, and the plan has {axis} 1: its ranks exchange nothing there"
+            help = f"leave `{named[0]}` out, or write `parallel {axis} 2` into the plan"
+            raise DiagnosticError([problem("S402", message, source, named[0], help=help)])
+    level = next((each.level for each in plan.recompute if each.level is not Level.NONE), None)
+    if table.splits and level is not None:
+        message = f"[cell] has exchanges of tensor or context ranks, beside which no time of level `{level}` is known"
+        help = "leave the level out, or give times of ops in place of [cell]"
+        raise DiagnosticError([problem("S402", message, source, next(iter(table.splits)), help=help)])
 
 
 def with_layout(table: CellTable, layout: Layout) -> CellTable:

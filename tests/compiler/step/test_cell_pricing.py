@@ -22,6 +22,9 @@ from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.inputs import open_input
+from schedc.load.library import Text
+from schedc.plan.passes import Step, lower
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import price
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
@@ -115,6 +118,8 @@ def test_a_cell_table_is_read_and_written() -> None:
         ('stages = "moe*99999999"', "S402", "`stages` is"),
         ('stages = ["moe", 3]', "S402", "`stages` is"),
         ('method = "quick"', "S402", "`method` is 'quick'"),
+        ("dense = {F = 1}\ngather = {node = 1}", "S402", "`dense` beside exchanges of tensor"),
+        ("gather = {host = 1}", "S401", "`gather` has no `host`"),
     ],
 )
 def test_mistakes_in_a_cell_table_are_found_at_their_lines(line: str, code: str, says: str) -> None:
@@ -123,6 +128,45 @@ def test_mistakes_in_a_cell_table_are_found_at_their_lines(line: str, code: str,
         parse_costs(Source("c.toml", text))
     (found,) = caught.value.diagnostics
     assert found.position == (code, 4, 1)
+    assert says in found.message
+
+
+SPLIT = 'schema = "schedc.costs/1"\n\n[cell]\nafter_gather = {F = 20, I = 20, W = 20}\ngather = {node = [5, 6]}\n'
+
+
+def test_a_time_of_gather_cuts_dense_layers_at_their_cores() -> None:
+    costs = parse_costs(Source("c.toml", SPLIT + 'stages = "dense embedding"\nkeys = {rail = 3}\nenter = {node = 1}\n'))
+    assert costs.cell is not None
+    (shape,) = costs.cell.shapes(1)
+    cores = ["before_gather", "gather.node", "before_keys", "keys.rail", "before_scatter", "scatter.node"]
+    second = ["before_gather", "gather.node", "after_gather", "scatter.node"]
+    names = [f"{core}.{name}" for core, own in enumerate((cores, second)) for name in own]
+    assert list(shape.names) == [*names, "1.post", "embedding", "2.enter.node"]
+    gather = shape.names.index("1.gather.node")
+    assert [costs.cell.costs.duration(shape, half, gather) for half in (Half.FORWARD, Half.BACKWARD)] == [5, 6]
+    assert parse_costs(Source("again.toml", dump_costs(costs))) == costs
+
+
+def test_keys_between_nodes_leave_rows_of_experts_inside_them() -> None:
+    costs = parse_costs(Source("c.toml", SPLIT + 'stages = "moe"\nkeys = {rail = 3}\ndispatch = {node = 2}\n'))
+    assert costs.cell is not None
+    assert {"0.keys.rail", "0.routing.node", "0.dispatch.node"} <= set(costs.cell.shapes(1)[0].names)
+
+
+@pytest.mark.parametrize(
+    ("lines", "times", "says"),
+    [
+        ("parallel dp 2", "", "`gather` a time, and the plan has tp 1"),
+        ("parallel tp 2", "keys = {node = 1}\n", "`keys` a time, and the plan has cp 1"),
+        ("parallel tp 2  recompute act", "", "no time of level `act`"),
+    ],
+)
+def test_exchanges_that_a_plan_does_not_have_are_refused(lines: str, times: str, says: str) -> None:
+    plan = open_input(Text(Source("p.sched", f"sched 1\nplan p = 1f1b(P = 2, M = 2) {{ layers 2  {lines} }}\n")))
+    with pytest.raises(DiagnosticError) as caught:
+        lower(Step(plan, {}, parse_costs(Source("c.toml", SPLIT + times))), "inside")
+    (found,) = caught.value.diagnostics
+    assert found.code == "S402"
     assert says in found.message
 
 
