@@ -126,6 +126,27 @@ class Layer:
         others = whole - self.held(level, rows=RowsPerToken(0, 0))
         return {"attention": whole - others - shared, "shared": shared, "experts": others}
 
+    def gathered(self, ranks: int, contexts: int, level: Level = Level.NONE) -> float:
+        """Bytes per token that a layer holds more on so many tensor and context ranks, below the level `layer`.
+
+        A core keeps the rows of all tensor ranks for its weight gradients, and not the own ones behind the norm. An
+        attention keeps keys and values of all context ranks. Source: Korthikanti et al., 2022, section 4.2.2.
+        """
+        if level >= Level.LAYER:
+            return 0.0
+        keys = float((contexts - 1) * self.key_bytes)
+        if ranks == 1:
+            return keys
+        cores = ("normed input", "normed input of MLP")[: 1 if self._is_moe else 2]
+        own = sum(x.columns for x in self.part(PartName.NORMS).saved if x.name in cores and x.saved_at(level))
+        return keys + self._number * (ranks * len(cores) * self.sizes.hidden - own)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes per token of its keys and values, which context ranks exchange."""
+        saved = self.part(PartName.ATTENTION).saved
+        return self._number * sum(x.columns for x in saved if x.name in ("key", "value"))
+
     def adaptive(self, threshold: float, most: RowsPerToken, alone: Level | None = None) -> float:
         """Bytes per token that a MoE layer holds where it recomputes above a threshold, with ``most`` rows at worst.
 

@@ -150,6 +150,17 @@ def _most(running: Floats, schedule: Schedule) -> Floats:
     return np.asarray(np.maximum(reduce_by_rank(np.maximum, running, schedule.rank_start), 0.0))
 
 
+def most_held(schedule: Schedule, held: Floats, restored: Floats) -> Floats:
+    """[P] the most that each rank holds of what a microbatch holds on a stage.
+
+    held: [stages] from the forward on. restored: [stages] behind an R, and between I and W.
+    """
+    columns = tuple(held.tolist()), tuple(restored.tolist())
+    costs = Costs(F=0.0, activation=columns[0], pending_weight=columns[1], recomputed=columns[0], restored=columns[1])
+    stages = costs.resolved(schedule.stages)
+    return _most(running_memory(schedule, stages, np.zeros(schedule.stages)), schedule)
+
+
 def running_memory(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
     """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first.
 

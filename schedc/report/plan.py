@@ -7,8 +7,9 @@ from typing import Any
 
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
+from schedc.plan.counts.split_ranks import gathered_bytes
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.held_memory import hot_slots
+from schedc.plan.held_memory import hot_slots, most_held
 from schedc.plan.layout.parts import Layout
 from schedc.plan.writer import write_plan
 from schedc.units import shown
@@ -25,6 +26,10 @@ def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:
     for copies in (facts["hot"], facts["balance"]):
         if copies is not None:
             copies["held_bytes"] = int(hot_slots(plan, layout).held(schedule).max()) or None
+    splits = plan.parallel is not None and plan.parallel.tp * plan.parallel.cp > 1
+    if splits and (more := gathered_bytes(plan, layout)) is not None:
+        facts["parallel"]["gathered"] = more[0].tolist()
+        facts["parallel"]["gathered_peak"] = int(most_held(schedule, *more).max())
     return facts
 
 
@@ -32,6 +37,9 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
     """`to_json`'s facts for people, a line each."""
     for directive in DIRECTIVES.values():
         yield from directive.text(facts)
+    if held := (facts.get("parallel") or {}).get("gathered_peak"):
+        yield f"what ranks gather and keep: {shown(held)} on the fullest one, beside the memory of the plan"
+        yield "(inputs of cores, keys and values; Megatron-LM gathers inputs a second time, and keeps none)"
     yield from _parameters(facts.get("parameters"))
     for warning in facts.get("warnings", ()):
         place = f"{warning['file']}:{warning['line']}"

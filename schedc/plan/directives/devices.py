@@ -12,10 +12,11 @@ from schedc.ir.parallel import OF_ATTENTION, GlobalBatch, Parallel
 from schedc.ir.plan import Plan, Topology
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify_plan import MOST_RANKS
+from schedc.plan.counts.split_ranks import exchanged_bytes
 from schedc.plan.directives.base import Directive, Directives
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import BatchLine, GivenValue, ParallelLine, TopologyLine, WordPair
-from schedc.units import exact_unit, speed_of
+from schedc.units import exact_unit, shown, speed_of
 
 # ``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``: the ranks that share experts, and their links.
 
@@ -120,12 +121,17 @@ def _check_parallel(directives: Directives, schedule: Schedule, _layout: Layout)
 
 
 def _facts_parallel(plan: Plan, _layout: Layout) -> dict[str, Any]:
-    """per_rank: devices of one pipeline rank. expert_replicas: how often these hold each expert."""
+    """per_rank: devices of one pipeline rank. expert_replicas: how often these hold each expert.
+
+    exchanged: `exchanged_bytes`, where there are such.
+    """
     if (parallel := plan.parallel) is None:
         return {}
     values = {name: getattr(parallel, name) for name in ("tp", "of", "cp", "ep", "dp", "zero")}
     replicas = parallel.per_rank // parallel.expert_group
-    return {"parallel": {**values, "per_rank": parallel.per_rank, "expert_replicas": replicas}}
+    facts = {**values, "per_rank": parallel.per_rank, "expert_replicas": replicas}
+    exchanged = exchanged_bytes(plan)
+    return {"parallel": facts | ({"exchanged": exchanged} if exchanged else {})}
 
 
 def _text_parallel(facts: dict[str, Any]) -> Iterator[str]:
@@ -134,6 +140,9 @@ def _text_parallel(facts: dict[str, Any]) -> Iterator[str]:
         axes = f"parallel tp {said['tp']}{of} cp {said['cp']} ep {said['ep']} dp {said['dp']} zero {said['zero']}"
         held = f", each expert on {said['expert_replicas']:,} groups of them" * (said["ep"] > 1)
         yield f"{axes}: {said['per_rank']:,} devices for each rank of the pipeline{held}"
+        if exchanged := said.get("exchanged"):
+            sizes = ", ".join(f"{role} {shown(size)}" for role, size in exchanged.items())
+            yield f"a microbatch on a rank: {sizes}"
 
 
 # ``batch 4608 x 8192 by 1``: the sequences of a step, their tokens, and the sequences of a microbatch.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError, render
 from schedc.ir.plan import Plan
@@ -272,3 +276,37 @@ def test_memory_inside_cells_needs_the_sizes_of_all_layers(tmp_path: Path) -> No
     )
     assert min(inside - peak for inside, peak in zip(plain["inside_memory"], plain["peak_memory"], strict=True)) > 0
     assert adaptive["inside_memory"][1] == adaptive["peak_memory"][1]  # the worst routing has it already
+
+
+@pytest.mark.parametrize(
+    ("split", "exchanged", "gathered"),
+    [
+        ("tp 2", {"message": 1024, "gather": 1024, "scatter": 1024}, 2048.0),
+        ("tp 4 cp 2", {"message": 1024, "gather": 3072, "scatter": 3072, "keys": 1024}, 7168.0),
+        ("cp 2", {"message": 1024, "keys": 1024}, 1024.0),
+    ],
+)
+def test_what_ranks_gather_stands_beside_the_memory(
+    tmp_path: Path, split: str, exchanged: dict[str, int], gathered: float
+) -> None:
+    """8 tokens of 32 columns in 4 bytes, 2 layers in the first stage: t inputs of a core in place of one, two cores."""
+    facts = checked(tmp_path, split, "")
+    assert facts["exchanged"] == exchanged
+    assert facts["gathered"] == [2 * gathered, gathered]
+    assert facts["gathered_peak"] == 2 * 2 * gathered
+    assert checked(tmp_path, split, "recompute layer")["gathered"] == [0.0, 0.0]
+    again = checked(tmp_path, split, "recompute layer", "zbh1")
+    assert again["gathered"] == [0.0, 0.0]
+    assert again["gathered_peak"] == 2 * gathered, "one microbatch of the first stage waits for its W"
+    assert "gathered" not in checked(tmp_path, "dp 2", "")
+
+
+def checked(folder: Path, split: str, more: str, schedule: str = "1f1b") -> dict[str, Any]:
+    """What `schedc check` says of the line ``parallel``."""
+    path = folder / "split.sched"
+    lines = f'layout "Ett|tL"  block hidden 32 heads 4 head 8 keys 2 inner 64  tokens 8 dtype fp32  parallel {split}'
+    path.write_text(f"sched 1\nplan p = {schedule}(P = 2, M = 4) {{ {lines}  {more}  memory 1 GB }}\n")
+    result = CliRunner().invoke(main, ["check", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    facts: dict[str, Any] = json.loads(result.stdout)["plan"]["parallel"]
+    return facts
