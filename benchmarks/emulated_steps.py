@@ -31,10 +31,10 @@ from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
-from schedc_runtime.partition import partition
+from schedc_runtime.partition import Partition, partition
 from schedc_runtime.pipeline.build.bound import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
-from schedc_runtime.ranks.mesh import Mesh, peer_groups
+from schedc_runtime.ranks.mesh import Mesh, PeerGroups, peer_groups
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.distributed import TorchTransport
 
@@ -153,17 +153,18 @@ def emulated(
     messages: str = "inside",
     device_of: Callable[[CellCosts, float, SharedStarts], Device] = Device,
     slices: int = 1,
+    parts_of: Callable[[int, Program, PeerGroups], Partition] | None = None,
 ) -> dict[str, Any]:
     """Emulated steps on this process: carried and exposed seconds by kind of instruction, measured and predicted.
 
     device_of: makes the emulated device from costs, the seconds of a unit, and the starts of all ranks. slices: of a
-    microbatch, in every stage.
+    microbatch, in every stage. parts_of: cuts a model of so many layers, by default one with experts.
     """
     place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = peer_groups(mesh, place, 60.0)
     torch.manual_seed(0)
-    parts = partition(model_of(layers * program.stages), program.stages, placement=program.placement)
+    parts = (parts_of or _with_experts)(layers * program.stages, program, near)
     tokens = torch.randint(0, 32, (program.microbatches, slices, 8))
     plan = Plan(overlap=True, slices=(slices,) * program.stages if slices > 1 else ())
     record = record_in_slices(parts, (tokens[0],), {}, plan.slices, training=True)
@@ -205,6 +206,10 @@ def emulated(
 def _add(total: dict[str, list[float]], kind: str, carried: float, exposed: float) -> None:
     so_far = total.get(kind, (0.0, 0.0))
     total[kind] = [so_far[0] + carried, so_far[1] + exposed]
+
+
+def _with_experts(layers: int, program: Program, _: PeerGroups) -> Partition:
+    return partition(model_of(layers), program.stages, placement=program.placement)
 
 
 def model_of(layers: int) -> MoETransformer:

@@ -227,8 +227,8 @@ class Device:
         if self.starts is None or not time:
             return time, None
         mesh, channel = self.starts.mesh, REPLICA_CHANNELS[op.group]
-        place = mesh.coordinate(self.starts.process)
-        among = mesh.replicas_of(place) if channel == "replicas" else mesh.holding_the_same(place)
+        apart = mesh.holding_the_same if mesh.experts > 1 else mesh.splitting_the_same
+        among = (mesh.replicas_of if channel == "replicas" else apart)(mesh.coordinate(self.starts.process))
         return time, self.starts.post_among(tuple(among), channel, self.clock, time)
 
     def _work_joined(self, registers: Registers, op: WorkOperands) -> bool | None:

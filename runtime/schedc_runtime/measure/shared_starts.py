@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from schedc.cell.graph import Lane, StageShape
+from schedc.cell.graph import CONTEXT_EXCHANGES, TENSOR_EXCHANGES, Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
 from schedc.ir.arrays import Floats
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.ranks.mesh import Mesh
 
 SLOTS = 4096
 """Exchanges of a communicator, or messages to a rank, that a rank may start before others have read of the first."""
 REPLICA_CHANNELS = ("replicas", "same experts")
 """The communicators of works among replicas, by `schedc.ir.works.WorkGroup`."""
-CHANNELS = (*REPLICA_CHANNELS, "expert", "lane rail", "lane node")
+CHANNELS = (*REPLICA_CHANNELS, "expert", "lane rail", "lane node", "tensor", "context")
 """The communicators of a rank, by what they connect. Each starts its exchanges in the same order on all its ranks."""
 PATIENCE = 60.0
 """Seconds to wait for the other ranks' starts once an exchange or a message has really completed."""
@@ -63,7 +63,6 @@ class SharedStarts:
     @classmethod
     def of_processes(cls, mesh: Mesh, process: int) -> SharedStarts:
         """The tables of all processes of the default group, which are on this machine. A collective."""
-        mesh.refuse_beside_splits({"an emulated device": True})
         exchanges, messages = _shapes(mesh)
         return cls(mesh, process, _mapped(exchanges, process), _mapped(messages, process))
 
@@ -80,15 +79,19 @@ class SharedStarts:
         """
         if shape.nodes[node].lane is Lane.HOST:
             return None
-        lane, reach = shape.nodes[node].lane, scope(shape, node)
+        lane, reach, role = shape.nodes[node].lane, scope(shape, node), shape.nodes[node].role
+        place = self.mesh.coordinate(self.process)
+        if self.mesh.tensor > 1 and role in TENSOR_EXCHANGES:
+            return self.post_among(tuple(self.mesh.splitting(place)), "tensor", start, time)
+        if self.mesh.context > 1 and role in CONTEXT_EXCHANGES:
+            return self.post_among(tuple(self.mesh.sharing_sequences(place)), "context", start, time)
         ranks = ExpertRanks(
             self.mesh.experts // (self.mesh.per_node or self.mesh.experts),
             self.mesh.per_node or self.mesh.experts,
             self.mesh.expert_groups,
         )
-        place = self.mesh.coordinate(self.process)
-        replicas = ranks.members(ranks.communicator(lane, reach, place.replica))
-        members = tuple(self.mesh.process(Coordinate(place.pipeline, replica)) for replica in replicas)
+        peers = self.mesh.replicas_of(place)
+        members = tuple(peers[peer] for peer in ranks.members(ranks.communicator(lane, reach, self.mesh.peer(place))))
         return self.post_among(members, reach if reach != "lane" else f"lane {lane}", start, time)
 
     def post_among(self, members: tuple[int, ...], channel: str, start: float, time: float) -> Ticket:
@@ -120,7 +123,7 @@ class SharedStarts:
         return float(self._noted(self.messages, pair, message.number, (message.sender,))[0, 1])
 
     def _process(self, peer: int) -> int:
-        return self.mesh.process(Coordinate(peer, self.mesh.coordinate(self.process).replica))
+        return self.mesh.process(self.mesh.coordinate(self.process)._replace(pipeline=peer))
 
     def _next(self, counted: object) -> int:
         self.counts[counted] += 1

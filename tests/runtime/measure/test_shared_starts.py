@@ -8,6 +8,7 @@ from time import sleep
 import pytest
 
 from schedc.cell import stage_shape
+from schedc.cell.graph import Lane
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure import shared_starts
 from schedc_runtime.measure.shared_starts import SLOTS, SharedStarts
@@ -52,6 +53,27 @@ def test_hops_have_communicators_of_their_own() -> None:
         "0.dispatch.rail": [(0, 2), (1, 3), (0, 2), (1, 3)],
         "0.dispatch.node": [(0, 1), (0, 1), (2, 3), (2, 3)],
     }
+
+
+def test_tensor_context_and_expert_ranks_exchange_apart() -> None:
+    """A pipeline rank of 8 processes: 2 tensor ranks, 2 context ranks of each, and expert groups of 4."""
+    ranks = SharedStarts.in_memory(Mesh(1, 4, 2, tensor=2, context=2))
+    shape = stage_shape(["moe"], "flat", nodes=1, splits=dict.fromkeys(("gather", "scatter", "keys"), Lane.NODE))
+    members = {
+        name: [rank.post(shape, node(shape, f"0.{name}.node"), 0.0, 1.0).members for rank in ranks]
+        for name in ("gather", "keys", "dispatch")
+    }
+    assert members["gather"] == [pair for first in (0, 2, 4, 6) for pair in [(first, first + 1)] * 2]
+    assert members["keys"] == [(0, 2), (1, 3), (0, 2), (1, 3), (4, 6), (5, 7), (4, 6), (5, 7)]
+    assert members["dispatch"] == [(0, 1, 2, 3)] * 4 + [(4, 5, 6, 7)] * 4
+
+
+def test_messages_stay_with_the_tensor_rank() -> None:
+    ranks = SharedStarts.in_memory(Mesh(2, tensor=2))
+    ranks[1].send(1, 5.0)
+    ranks[0].send(1, 2.0)
+    assert ranks[3].sent(ranks[3].expect(0)) == 5.0
+    assert ranks[2].sent(ranks[2].expect(0)) == 2.0
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:

@@ -16,7 +16,6 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
@@ -108,12 +107,6 @@ def test_the_mesh_of_torch(names: tuple[str, ...], ranks: torch.Tensor, expected
 def test_a_mesh_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
         Mesh(**arguments)
-
-
-def test_an_emulated_device_is_refused_beside_tensor_and_context_ranks() -> None:
-    for mesh, splits in ((Mesh(2, tensor=2), "2 tensor ranks"), (Mesh(2, data=2, context=2), "2 context ranks")):
-        with pytest.raises(RuntimeFault, match=f"{splits} and an emulated device"):
-            SharedStarts.of_processes(mesh, 0)
 
 
 def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:

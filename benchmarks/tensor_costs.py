@@ -1,0 +1,192 @@
+"""Words of `tensor.py` about costs, on four processes: bytes that tensor ranks hold and send, and what hides exchanges.
+
+`hidden`: a pipeline of two ranks, each split over two tensor ranks. Stages have dense layers of two cores. Segments and
+exchanges take the times of a table, and the collectives underneath are real (`emulated_steps`).
+
+`bytes`: every process holds all stages of a model of four dense layers, split over 1, 2 or 4 tensor ranks. The second
+stage has two layers and nothing else. Its bytes are counted behind a forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from emulated_steps import EVERY, PAIRED, emulated, hidden, in_slices
+
+import schedc
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.slices import sliced
+from schedc.cell.table import CellTable
+from schedc.compiler import price as priced
+from schedc.inputs import open_input
+from schedc.ir.plan import Level, Recompute
+from schedc.ir.program import InstructionKind, Program, computation
+from schedc.load.library import Text
+from schedc.plan.counts.split_ranks import exchanged_bytes, gathered_bytes
+from schedc.plan.layout.parser import parse_layout
+from schedc.source import Source
+from schedc.step.cells.cell_pricing import CellPricing, price
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.pipeline.build.bound import bind_stage
+from schedc_runtime.pipeline.build.stages import new_stage
+from schedc_runtime.ranks.mesh import Mesh, PeerGroups, peer_groups
+from schedc_runtime.tensor_parallel.split_model import SplitProducts
+from support.tensor_cases import TOY_PLAN, loss_fn, toy
+
+HERE = "tensor_cost_cases"
+"""The module that ranks know these functions by, in the tests' support."""
+RANKS, TENSOR_RANKS, MICROBATCHES, LAYERS = 2, 2, 8, 4
+"""Pipeline ranks, tensor ranks, microbatches of a step, and layers of a stage."""
+SEGMENTS = {"before_gather": SegmentTimes(2, 2, 0), "after_gather": SegmentTimes(20, 20, 20)}
+"""Milliseconds: norms and sums of own rows, and a core."""
+SLICED = 1.05
+"""Time of the segments of all slices over that of the whole microbatch."""
+STEPS = (("dualpipev", 1), ("interleaved_overlap", 1), ("1f1b", 4), ("1f1b", 2), ("1f1b", 1))
+"""Schedules, and slices of a microbatch."""
+BOUNDS: dict[tuple[str, int], tuple[tuple[InstructionKind, ...], float]] = {
+    ("dualpipev", 1): (PAIRED, 0.95), ("interleaved_overlap", 1): (PAIRED, 0.95), ("1f1b", 4): (EVERY, 0.9),
+}  # fmt: skip
+"""By schedule and slices: the instructions that count, and the least share of their exchanges that is hidden."""
+POINTS = 0.03
+"""The most by which a predicted share may differ from the measured one."""
+
+WIDTH, ROWS, TOKENS = 256, 2, 64
+"""Of the model whose bytes are counted: columns, and the sequences of a microbatch with their tokens."""
+LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL)
+SHARE = 0.03
+"""The most by which counted bytes may differ from those of `schedc check`."""
+LAYOUT = "E|tt|tt|L"
+_PLAN = """sched 1
+plan counted = 1f1b(P = 4, M = 4) {{
+  layout "{layout}"
+  block hidden {width} heads {heads} head 8 inner {inner} matrices 2 sequence {tokens}
+  tokens {own} dtype fp32
+  parallel tp {ranks}
+  {recompute}
+  memory 1 TB
+}}
+"""
+
+
+def costs_at(ratio: float, slices: int = 1) -> CellCosts:
+    """Costs by which exchanges of a layer take ``ratio`` of the time of its segments, in a forward."""
+    forward = 2 * sum(times.forward for times in SEGMENTS.values())
+    exchanges = dict.fromkeys(("gather.node", "scatter.node"), ratio * forward / 4)
+    return in_slices(
+        CellCosts.of(SEGMENTS, exchanges | dict.fromkeys(("sum.node", "enter.node", "collect.node"), 0.0)),
+        slices,
+        SLICED,
+    )
+
+
+def _sizes(schedule: str) -> dict[str, int]:
+    return {"P": RANKS, "M": MICROBATCHES} | ({"v": 2} if schedule.startswith("interleaved") else {})
+
+
+def rank_of_step(rank: int, world: int, schedule: str, slices: int, ratio: float) -> dict[str, Any]:
+    """Steps of a schedule on this process."""
+    program, mesh = schedc.compile(schedule, **_sizes(schedule)), Mesh(RANKS, tensor=TENSOR_RANKS)
+    costs = costs_at(ratio, slices)
+    told = emulated(rank, program, mesh, LAYERS, costs, 1e-3, 2, slices=slices, parts_of=split_parts)
+    return {"failed": False, "schedule": schedule, "slices": slices, "ratio": ratio, **told}
+
+
+def split_parts(layers: int, program: Program, near: PeerGroups) -> Partition:
+    """The stages of a toy whose cores, table and head are split."""
+    model = toy(blocks=layers)
+    insert = SplitProducts(model, TOY_PLAN, near.splitting).insertion
+    return partition(model, program.stages, placement=program.placement, insert=insert)
+
+
+def predicted_step(schedule: str, slices: int, ratio: float) -> CellPricing:
+    """The step as `schedc check` prices it, from the same table and the compiler's own graphs."""
+    order, costs = computation(schedc.compile(schedule, **_sizes(schedule)))[0], costs_at(ratio, slices)
+    dense, last = ("dense",) * LAYERS, order.stages - 1
+    ends: dict[int, tuple[Sequence[str], Sequence[str]]] = {0: (("embedding",), ()), last: ((), ("head",))}
+    blocks = [(*before, *dense, *after) for before, after in (ends.get(s, ((), ())) for s in range(order.stages))]
+    table = CellTable(costs, tuple(blocks))
+    return price(Dependencies.of(order), [sliced(shape, slices) for shape in table.shapes(order.stages)], costs)
+
+
+def step_cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cases of the word ``hidden``."""
+    for schedule, slices in STEPS:
+        yield {"function": f"{HERE}:rank_of_step", "schedule": schedule, "slices": slices, "ratio": options.ratio}
+
+
+def judge_step(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a case of ``hidden``. same: what each rank says."""
+    schedule, slices, ratio = (same[0][name] for name in ("schedule", "slices", "ratio"))
+    kinds, least = BOUNDS.get((schedule, slices), (EVERY, 0.0))
+    step = predicted_step(schedule, slices, ratio)
+    known = {PAIRED: step.hidden_steady, EVERY: step.hidden_step}[kinds]
+    share, over = hidden([rank["measured"] for rank in same], kinds), max(rank["wall"] for rank in same)
+    over /= step.late_wait.makespan * 1e-3
+    near = known is not None and abs(share - known) <= POINTS and abs(over - 1) <= POINTS
+    figures = {"hidden": share, "predicted": known, "step_over_predicted": over}
+    return {"schedule": schedule, "slices": slices, **figures, "failed": not (share >= least and near)}
+
+
+def checked_bytes(ranks: int, level: Level) -> dict[str, float]:
+    """Bytes of a microbatch on a stage of two layers, and of its message, as `schedc check` counts them."""
+    sizes = {
+        "layout": LAYOUT,
+        "width": WIDTH,
+        "heads": WIDTH // 8,
+        "inner": 4 * WIDTH,
+        "tokens": TOKENS,
+        "own": ROWS * TOKENS // ranks,
+    }
+    recompute = f"recompute {level}" if level is not Level.NONE else ""
+    text = _PLAN.format(ranks=ranks, recompute=recompute, **sizes)
+    step = priced(open_input(Text(Source("counted.sched", text))), {}, Costs())
+    more = gathered_bytes(step.plan, step.layout)
+    assert more is not None
+    activation = step.costs.resolved(step.schedule.stages).activation
+    message = exchanged_bytes(step.plan).get("message", ROWS * TOKENS * WIDTH * 4)
+    return {"held": float(activation[1] + more[0, 1]), "message": message}
+
+
+def rank_of_bytes(rank: int, world: int, ranks: int, level: str) -> dict[str, Any]:
+    """Bytes that a microbatch holds on the second stage, and of its message, on this process."""
+    mesh = Mesh(1, data=world // ranks, tensor=ranks)
+    near = peer_groups(mesh, mesh.coordinate(rank), 60.0)
+    model = toy(blocks=4, width=WIDTH).float()
+    insert = SplitProducts(model, TOY_PLAN, near.splitting).insertion if ranks > 1 else None
+    tokens = torch.randint(0, 64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
+    layout = parse_layout(LAYOUT, layers=4)
+    parts = partition(model, len(layout.stages), layout=layout, example={"input_ids": tokens}, insert=insert)
+    record = parts.record((), {"input_ids": tokens}, training=True)
+    parts.records.select(record)
+    value: Any = (tokens,)
+    for index in range(2):
+        stage = new_stage(parts, index, parts.modules[index], None, loss_fn, segmented=True)
+        bind_stage(stage, record)
+        if index:
+            stage.set_recomputation(Recompute(Level(level)), count=True)
+        value = stage.forward(0, value)
+    held_bytes, message = held(stage, 0).total, sum(each.nbytes for each in value)
+    return {"failed": False, "tensor": ranks, "level": level, "held": held_bytes, "message": message}
+
+
+def byte_cases(_: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cases of the word ``bytes``."""
+    for ranks in (1, 2, 4):
+        for level in LEVELS:
+            yield {"function": f"{HERE}:rank_of_bytes", "ranks": ranks, "level": str(level)}
+
+
+def judge_bytes(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a case of ``bytes``. same: what each rank says."""
+    row, most = same[0], max(rank["held"] for rank in same)
+    known, whole = (checked_bytes(ranks, Level(row["level"])) for ranks in (row["tensor"], 1))
+    over, messages = most / known["held"], {rank["message"] for rank in same}
+    exact = messages == {known["message"]} and known["message"] * row["tensor"] == whole["message"]
+    failed = not (abs(over - 1) <= SHARE and exact)
+    return {**row, "held": most, "checked": known["held"], "over": over, "failed": failed}
