@@ -27,6 +27,8 @@ row has failed with an error above 1e-14, or with unequal bits.
     vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
                  rows and columns of the largest logits. failed: too, if more than own ones of a chunk
     compile      cores compiled by `aot_eager`. compiled: cores on a rank. failed: too, if any runs without, or warns
+    bytes        held: of a microbatch on a stage of two dense layers, by ranks and level. checked: as `schedc check`
+                 counts them. message: what a rank sends on. failed: more than 3 % apart, or messages not 1 over ranks
     checkpoints  states saved at 2 tensor ranks, loaded at 1 and 4, with experts and without. failed: other bits
 """
 
@@ -46,6 +48,8 @@ from figures import give, parser_of
 from schedc_runtime.testing import CaseFailed, pool
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from tensor_costs import byte_cases, judge_bytes
 
 from support.finished_cases import FinishedCases
 from support.segment_cases import MODELS as SEGMENTED
@@ -194,6 +198,7 @@ WORDS = {
     "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),
     "checkpoints": Word(_states, _same_states),
+    "bytes": Word(byte_cases, judge_bytes),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from emulated_steps import EVERY, PAIRED, emulated, hidden, in_slices
+from torch import Tensor
 
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -35,7 +36,9 @@ from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.pipeline.build.bound import bind_stage
 from schedc_runtime.pipeline.build.stages import new_stage
+from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh, PeerGroups, peer_groups
+from schedc_runtime.stage.stage import Stage
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from support.tensor_cases import TOY_PLAN, loss_fn, toy
 
@@ -58,7 +61,7 @@ POINTS = 0.03
 
 WIDTH, ROWS, TOKENS = 256, 2, 64
 """Of the model whose bytes are counted: columns, and the sequences of a microbatch with their tokens."""
-LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL)
+LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
 SHARE = 0.03
 """The most by which counted bytes may differ from those of `schedc check`."""
 LAYOUT = "E|tt|tt|L"
@@ -156,23 +159,36 @@ def checked_bytes(ranks: int, level: Level) -> dict[str, float]:
 def rank_of_bytes(rank: int, world: int, ranks: int, level: str) -> dict[str, Any]:
     """Bytes that a microbatch holds on the second stage, and of its message, on this process."""
     mesh = Mesh(1, data=world // ranks, tensor=ranks)
-    near = peer_groups(mesh, mesh.coordinate(rank), 60.0)
+    stages = counting_stages(peer_groups(mesh, mesh.coordinate(rank), 60.0).splitting, level)
+    return counted_bytes(stages, level, ranks)
+
+
+def counting_stages(group: ExpertGroup, level: str) -> list[Stage]:
+    """The first two stages of the model, the second of which counts. group: the tensor ranks."""
     model = toy(blocks=4, width=WIDTH).float()
-    insert = SplitProducts(model, TOY_PLAN, near.splitting).insertion if ranks > 1 else None
-    tokens = torch.randint(0, 64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
+    insert = SplitProducts(model, TOY_PLAN, group).insertion if group.size > 1 else None
     layout = parse_layout(LAYOUT, layers=4)
-    parts = partition(model, len(layout.stages), layout=layout, example={"input_ids": tokens}, insert=insert)
-    record = parts.record((), {"input_ids": tokens}, training=True)
+    parts = partition(model, len(layout.stages), layout=layout, example={"input_ids": _tokens()}, insert=insert)
+    record = parts.record((), {"input_ids": _tokens()}, training=True)
     parts.records.select(record)
-    value: Any = (tokens,)
-    for index in range(2):
-        stage = new_stage(parts, index, parts.modules[index], None, loss_fn, segmented=True)
+    stages = [new_stage(parts, index, parts.modules[index], None, loss_fn, segmented=True) for index in range(2)]
+    for stage in stages:
         bind_stage(stage, record)
-        if index:
-            stage.set_recomputation(Recompute(Level(level)), count=True)
+    stages[1].set_recomputation(Recompute(Level(level)), count=True)
+    return stages
+
+
+def counted_bytes(stages: Sequence[Stage], level: str, ranks: int) -> dict[str, Any]:
+    """What a microbatch holds behind the forwards of `counting_stages`, and sends."""
+    value: Any = (_tokens(),)
+    for stage in stages:
         value = stage.forward(0, value)
-    held_bytes, message = held(stage, 0).total, sum(each.nbytes for each in value)
-    return {"failed": False, "tensor": ranks, "level": level, "held": held_bytes, "message": message}
+    message = sum(each.nbytes for each in value)
+    return {"failed": False, "tensor": ranks, "level": level, "held": held(stages[1], 0).total, "message": message}
+
+
+def _tokens() -> Tensor:
+    return torch.randint(0, 64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
 
 
 def byte_cases(_: argparse.Namespace) -> Iterator[dict[str, Any]]:

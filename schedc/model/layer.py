@@ -127,13 +127,15 @@ class Layer:
         return {"attention": whole - others - shared, "shared": shared, "experts": others}
 
     def gathered(self, ranks: int, contexts: int, level: Level = Level.NONE) -> float:
-        """Bytes per token that a layer holds more on so many tensor and context ranks, below the level `layer`.
+        """Bytes per token that a layer holds more on so many tensor and context ranks.
 
         A core keeps the rows of all tensor ranks for its weight gradients, and not the own ones behind the norm. An
-        attention keeps keys and values of all context ranks. Source: Korthikanti et al., 2022, section 4.2.2.
+        attention keeps keys and values of all context ranks. Source: Korthikanti et al., 2022, section 4.2.2. The level
+        `layer` gathers again. It holds the own rows before each core, and not before the layer alone.
         """
         if level >= Level.LAYER:
-            return 0.0
+            saved = self.part(PartName.ATTENTION).saved if ranks > 1 else ()
+            return self._number * sum(x.columns for x in saved if x.name == "input of MLP")
         keys = float((contexts - 1) * self.key_bytes)
         if ranks == 1:
             return keys

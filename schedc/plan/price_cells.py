@@ -165,7 +165,7 @@ def _check_splits(table: CellTable, plan: Plan, source: Source | None) -> None:
             message = f"[cell] gives `{named[0]}` a time, and the plan has {axis} 1: its ranks exchange nothing there"
             help = f"leave `{named[0]}` out, or write `parallel {axis} 2` into the plan"
             raise DiagnosticError([problem("S402", message, source, named[0], help=help)])
-    level = next((each.level for each in plan.recompute if each.level is not Level.NONE), None)
+    level = next((each.level for each in plan.recompute if Level.NONE < each.level < Level.LAYER), None)
     if table.splits and level is not None:
         message = f"[cell] has exchanges of tensor or context ranks, beside which no time of level `{level}` is known"
         help = "leave the level out, or give times of ops in place of [cell]"

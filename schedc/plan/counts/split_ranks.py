@@ -14,8 +14,8 @@ from schedc.plan.layout.parts import Layout, layers_in
 def exchanged_bytes(plan: Plan) -> dict[str, int]:
     """Bytes of a microbatch on a rank, by role of an exchange; those of unknown sizes are left out.
 
-    gather: rows that a rank gets for a core. scatter: parts of sums that it sends. keys: keys and values that it gets
-    for an attention. message: rows to the next stage. Empty without tensor and context ranks.
+    gather: rows that a rank gets for a core. scatter: rows of sums that other ranks get of it. keys: keys and values
+    that it gets for an attention. message: rows to the next stage. Empty without tensor and context ranks.
     """
     parallel = plan.parallel
     if parallel is None or parallel.tp * parallel.cp == 1 or not plan.tokens or not plan.hidden:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,14 +17,13 @@ from schedc_runtime.partition import partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
-from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
 from support.tensor_cases import TOY_PLAN, toy
-from support.tensor_cost_cases import checked_bytes, judge_bytes, judge_step
+from support.tensor_cost_cases import checked_bytes, counted_bytes, counting_stages, judge_bytes
 from support.tensor_expert_cases import expert_family
+from support.thread_ranks import Meeting, ThreadCommunicator, on_threads
 
-CASES = "support.tensor_cost_cases"
 SPLITS = dict.fromkeys(("gather", "scatter", "sum", "enter", "collect"), Lane.NODE)
 ENDS = {"before_sum": "embedding", "before_collect": "head"}
 
@@ -61,19 +62,20 @@ def test_prices_have_the_exchanges_of_experts_behind_attention() -> None:
         assert [(role, lane) for role, lane, *_ in nodes(known)] == wanted
 
 
-@pytest.mark.processes
 @pytest.mark.slow
-def test_bytes_of_two_tensor_ranks_are_those_that_are_checked() -> None:
-    """Every rank holds as much, and inputs of cores are whole."""
-    row = judge_bytes(pool(4).run(f"{CASES}:rank_of_bytes", timeout=240, ranks=2, level="none"))
+@pytest.mark.parametrize(("ranks", "level"), [(2, "none"), (4, "full"), (2, "layer")])
+def test_bytes_of_tensor_ranks_are_those_that_are_checked(ranks: int, level: str) -> None:
+    """Ranks are threads. Below `layer` inputs of cores are whole on each."""
+    meeting, told = Meeting(ranks), list[dict[str, Any]]()
+    groups = [
+        ExpertGroup(
+            ThreadCommunicator(meeting, rank), SoloCommunicator("rail"), SoloCommunicator("node"), ranks, rank=rank
+        )
+        for rank in range(ranks)
+    ]
+    stages = [counting_stages(group, level) for group in groups]
+    on_threads(lambda rank: told.append(counted_bytes(stages[rank], level, ranks)), ranks)
+    row = judge_bytes(told)
     assert not row["failed"], row
-    assert row["checked"] > 0.55 * checked_bytes(1, Level.NONE)["held"]
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_slices_hide_exchanges_as_predicted() -> None:
-    options = {"schedule": "1f1b", "slices": 2, "ratio": 0.5}
-    row = judge_step(pool(4).run(f"{CASES}:rank_of_step", timeout=240, **options))
-    assert not row["failed"], row
-    assert row["hidden"] > 0.75
+    if ranks == 4:
+        assert row["held"] > 0.5 * checked_bytes(1, Level(level))["held"]
