@@ -54,7 +54,7 @@ ASKED_FOR = tuple(
 )
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
-    Closure("schedc.compiler", 35_000),
+    Closure("schedc.compiler", 35_200),
     Closure("schedc_runtime.pipeline.pipeline", 52_600, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
