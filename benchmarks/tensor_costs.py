@@ -26,7 +26,7 @@ from schedc.inputs import open_input
 from schedc.ir.plan import Level, Recompute
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.load.library import Text
-from schedc.plan.counts.split_ranks import exchanged_bytes, gathered_bytes
+from schedc.plan.counts.split_ranks import exchanged_bytes, kept_gathered
 from schedc.plan.layout.parser import parse_layout
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing, price
@@ -149,7 +149,7 @@ def checked_bytes(ranks: int, level: Level) -> dict[str, float]:
     recompute = f"recompute {level}" if level is not Level.NONE else ""
     text = _PLAN.format(ranks=ranks, recompute=recompute, **sizes)
     step = priced(open_input(Text(Source("counted.sched", text))), {}, Costs())
-    more = gathered_bytes(step.plan, step.layout)
+    more = kept_gathered(step.plan, step.layout)
     assert more is not None
     activation = step.costs.resolved(step.schedule.stages).activation
     message = exchanged_bytes(step.plan).get("message", ROWS * TOKENS * WIDTH * 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.counts.split_ranks import gathered_bytes
+from schedc.plan.counts.split_ranks import kept_gathered
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.held_memory import hot_slots, most_held
 from schedc.plan.layout.parts import Layout
@@ -27,7 +27,7 @@ def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:
         if copies is not None:
             copies["held_bytes"] = int(hot_slots(plan, layout).held(schedule).max()) or None
     splits = plan.parallel is not None and plan.parallel.tp * plan.parallel.cp > 1
-    if splits and (more := gathered_bytes(plan, layout)) is not None:
+    if splits and (more := kept_gathered(plan, layout)) is not None:
         facts["parallel"]["gathered"] = more[0].tolist()
         facts["parallel"]["gathered_peak"] = int(most_held(schedule, *more).max())
     return facts

@@ -30,7 +30,7 @@ def exchanged_bytes(plan: Plan) -> dict[str, int]:
     return found
 
 
-def gathered_bytes(plan: Plan, layout: Layout) -> Floats | None:
+def kept_gathered(plan: Plan, layout: Layout) -> Floats | None:
     """[2, stages] bytes that a microbatch holds more because ranks keep what they gather; None for unknown sizes.
 
     The first row counts from the forward on, the second behind a recomputation: between I and W.
