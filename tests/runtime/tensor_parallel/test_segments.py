@@ -109,3 +109,14 @@ def test_what_waits_for_a_segment_is_no_end_of_a_step() -> None:
         for number in range(2):
             _run(carries, own, number)
     carries.end()
+
+
+def test_segments_out_of_order_are_refused() -> None:
+    own = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+    carries = Carries(0, 2)
+    with pytest.raises(StageError, match="segment 1 of sequence 0 is forwarded, and 0 are there"):
+        _run(carries, own, 1)
+    carries.reset()
+    joined = [_run(carries, own, number) for number in range(2)]
+    with pytest.raises(StageError, match="backward of segment 0 of sequence 0 runs before that of segment 1"):
+        joined[0].sum().backward()
