@@ -182,7 +182,7 @@ def emulated(
         return MESSAGES[messages](ordered(*cell))
 
     code = device.code(bind(program, place.pipeline, held, boundaries, cells=cells))
-    executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
+    executor = Executor(program, code, TorchTransport(groups[mesh.peer(place)], 60.0), torch.device("cpu"))
     steps: list[float] = []
     for _ in range(repetitions):
         executor.start([(x,) for x in tokens], list(tokens), 1 / program.microbatches, probing=False)

@@ -1,6 +1,6 @@
-"""Graphs, bytes and times of tensor ranks: the compiler's against recorded, counted and emulated ones.
+"""Graphs and bytes of tensor ranks: the compiler's against recorded and counted ones.
 
-`benchmarks/tensor.py bytes` and `hidden` have more levels, numbers of ranks and schedules.
+`benchmarks/tensor.py bytes` has more levels and numbers of ranks.
 """
 
 from __future__ import annotations
