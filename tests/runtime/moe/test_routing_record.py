@@ -25,9 +25,9 @@ def recorded(schedule: str, sizes: dict[str, int], lines: str = "", folder: Path
 
     Without further lines of a plan, a step in eval between them and one behind are run, which do not count.
     """
-    program = compiled(schedule, sizes, f"{LINES}\n  {lines}")
+    program = compiled(schedule, sizes, f"{LINES}\n  {lines}", "3 dense 1")
     batch, targets = batch_of(program, 2)
-    pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=batch[:1])
+    pipe = Pipeline(model(blocks=3), program, loss_fn=next_token_loss, in_process=True, example=batch[:1])
     with pipe.record_routing() as record:
         pipe.step(batch, targets)
         if not lines:
@@ -57,7 +57,7 @@ def test_rows_are_those_of_the_routers(schedule: str, sizes: dict[str, int], lin
     """Each token of a rank has two rows. Copies of experts, and steps that run again, change no row."""
     rows = recorded(schedule, sizes)
     batch, _ = batch_of(compiled(schedule, sizes, LINES), 2)
-    assert rows.shape == (2, 3, sizes["M"], 2, 8)
+    assert rows.shape == (2, 2, sizes["M"], 2, 8)
     assert (rows.sum(axis=4) == 2 * batch.shape[1]).all()
     assert np.array_equal(rows[0], rows[1])  # the same weights
     for line in lines:
@@ -71,7 +71,7 @@ def test_a_saved_record_has_the_last_two_steps(tmp_path: Path) -> None:
     assert not isinstance(recording, str)
     assert recording.by_expert is not None
     assert np.array_equal(recording.by_expert, rows)
-    by_rank = rows[-1].sum(axis=2).reshape(3, 2, 2, 4).sum(axis=3)
+    by_rank = rows[-1].sum(axis=2).reshape(2, 2, 2, 4).sum(axis=3)
     assert np.array_equal(np.frombuffer(recording.data).reshape(recording.shape), by_rank)
 
 
