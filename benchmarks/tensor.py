@@ -29,6 +29,9 @@ row has failed with an error above 1e-14, or with unequal bits.
     compile      cores compiled by `aot_eager`. compiled: cores on a rank. failed: too, if any runs without, or warns
     bytes        held: of a microbatch on a stage of two dense layers, by ranks and level. checked: as `schedc check`
                  counts them. message: what a rank sends on. failed: more than 3 % apart, or messages not 1 over ranks
+    hidden       hidden: share of the exchanges behind compute, in emulated device time; in pairs where a schedule has
+                 some. predicted: by the graphs of `schedc check`. failed: less than 0.95 in pairs or 0.9 of `1f1b` in
+                 four slices, or a prediction of share or step that is off by more than 3 points
     checkpoints  states saved at 2 tensor ranks, loaded at 1 and 4, with experts and without. failed: other bits
 """
 
@@ -49,7 +52,7 @@ from schedc_runtime.testing import CaseFailed, pool
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from tensor_costs import byte_cases, judge_bytes
+from tensor_costs import byte_cases, judge_bytes, judge_step, step_cases
 
 from support.finished_cases import FinishedCases
 from support.segment_cases import MODELS as SEGMENTED
@@ -199,6 +202,7 @@ WORDS = {
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),
     "checkpoints": Word(_states, _same_states),
     "bytes": Word(byte_cases, judge_bytes),
+    "hidden": Word(step_cases, judge_step),
 }  # fmt: skip
 
 
@@ -234,6 +238,7 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--tensor", type=int, default=2)
+    parser.add_argument("--ratio", type=float, default=0.5, help="hidden: exchanges of a forward over its segments")
     parser.add_argument("--record", type=Path, help="file of finished cases, which are not run again")
     options = parser.parse_args()
     give(figures(WORDS[options.word], options), options)
