@@ -106,6 +106,8 @@ def test_the_bound_names_its_row() -> None:
     dealt = deal(costs, 2, 4)
     assert (dealt.bound.row, dealt.bound.ratio) == (2, 105 * 4 / 135)
     assert str(dealt) == "fullest replicas over the mean: 3.1111; no deal is below 3.1111, set by row 2"
+    shared = deal(np.array([1, 1, 100, 1, 1, 1, 1, 1]), 2, 4, 2)  # two groups of two replicas, of four rows each
+    assert (shared.bound.ratio, shared.unevenness) == (103 * 2 / 107, 103 * 2 / 107)
     # Five rows of 100 for four replicas: one replica has two.
     two = even_bound(np.array([100] * 5 + [1] * 7), 4)
     assert (two.row, two.ratio) == (4, 201 * 4 / 507)
