@@ -101,9 +101,9 @@ S4: tuple[DiagnosticCode, ...] = (
         "memory that holds at the mean rows alone",
         "`schedc check` prints this warning for a plan with a `memory` in bytes, and `balance` or bounded sizes. A "
         "rank fits with the mean rows of experts, but a router may send it more. That is R min(k, E / R) rows of a "
-        "token over R ranks where copies last for a step. A step that overflows its bounded sizes runs again, and may "
-        "have as many. With copies by microbatch it is x times the rows of a node. The figure takes every microbatch "
-        "in flight for the worst. Adaptive recomputation counts the worst routing in `memory` itself, and S406 then "
-        "refuses the plan. With `--replicas` there is no warning.",
+        "token over R ranks. Where copies last for a step it may be k (R - 1), if that is more. A step that overflows "
+        "its bounded sizes runs again, and may have as many. With copies by microbatch it is x times the rows of a "
+        "node. The figure takes every microbatch in flight for the worst. Adaptive recomputation counts the worst "
+        "routing in `memory` itself, and S406 then refuses the plan. With `--replicas` there is no warning.",
     ),
 )

@@ -15,8 +15,8 @@ class Balance:
     """Rows of experts made even among the ranks that share them, by copies of experts.
 
     by: how long a copy lasts: ``microbatch``, ``step``, or ``auto``. within: the most rows of a rank over the mean.
-    slots: copies that a rank can hold; None: as many as it needs. over: the ranks among which rows move, ``node`` or
-    ``group``; empty: ``node``. in_place: the same pieces are computed at home, without copies.
+    slots: copies that a rank can hold; None: as many as it needs, by step `STEP_SLOTS`. over: the ranks among which
+    rows move, ``node`` or ``group``; empty: ``node``. in_place: the same pieces are computed at home, without copies.
     """
 
     by: str = "microbatch"
@@ -43,10 +43,15 @@ class Balance:
 
         In place they are the overlaps of two partitions of its rows.
         """
-        if self.by == "step":
-            slots = min(own, STEP_SLOTS if self.slots is None else self.slots)
-            return slots * (ranks - 1) if self.in_place else slots
-        return own + ranks if self.in_place else own
+        slots = min(own, self.slots or (STEP_SLOTS if self.by == "step" else own))
+        if not self.in_place:
+            return slots
+        taken = slots * (ranks - 1)
+        return taken if self.by == "step" else min(taken, own + ranks)
+
+    def evens(self, own: int) -> bool:
+        """Whether no rank has more rows than its limit. own: experts of a rank."""
+        return self.by == "microbatch" and not self.in_place and (self.slots is None or self.slots >= own)
 
     def refusals(self, *, own: int | None, method: str, beside: dict[str, bool]) -> Iterator[tuple[str, str]]:
         """What cannot be, and the remedy. own: experts of a rank; None where nobody says it. method: of the exchange.
@@ -61,10 +66,7 @@ class Balance:
             yield "a limit of rows beside copies of a step", "leave `within` out, or copy `by microbatch`"
         if not 1 <= self.within < inf:
             yield f"rows within {self.within:g} of the mean", "1 is the mean: write a number from 1 on"
-        if self.slots is not None and self.by != "step":
-            help = "leave `slots` out: each expert has one"
-            yield f"`balance by {self.by}` with a number of slots is not built yet", help
-        elif self.slots is not None and not 1 <= self.slots <= (self.slots if own is None else max(1, own)):
+        if self.slots is not None and not 1 <= self.slots <= (self.slots if own is None else max(1, own)):
             help = "write a number from 1 to the experts of a rank"
             yield f"{self.slots} slots for copies of a rank's {own} experts", help
         if self.over not in ("", "node", "group"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import ceil
 
-from schedc.ir.plan import ExpertSizes, Method, Plan
+from schedc.ir.plan import Balance, ExpertSizes, Method, Plan, Topology
 from schedc.model.layer import RowsPerToken
 from schedc.step.costs.exchange import (
     METHODS,
@@ -60,7 +60,8 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
 
     Without a capacity, all tokens of the group may come, each with as many rows as the rank has experts for. Hot
     experts keep the rank's own rows with it; rows of other ranks may come on top. With a capacity the number of rows is
-    fixed, with padding, for every routing. With bounded sizes as many may come as without, in a step that runs again.
+    fixed, with padding, for every routing. Copies of experts may leave more rows to a rank than its own experts have.
+    With bounded sizes as many may come as without, in a step that runs again.
     """
     if plan.experts is None or plan.topology is None:
         return None
@@ -77,6 +78,9 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
     computed = ranks * min(top, own)
     if (even := _even_rows(plan)) is not None:
         return RowsPerToken(*[min(float(computed), float(even))] * 2)
+    if plan.balance is not None and not plan.balance.in_place:
+        computed = max(computed, _taken_rows(plan))
+        return RowsPerToken(computed, computed)  # rows of two hops may travel alone
     if plan.hot is not None:
         computed = min(ranks * top, (ranks - 1) * min(top, own) + top)
     return RowsPerToken(computed, computed if flat else min(ranks, computed))
@@ -97,8 +101,25 @@ def _even_rows(plan: Plan) -> Fraction | None:
     """Rows per token that copies of a microbatch leave to a rank at most; None without such copies."""
     if plan.experts is None or plan.topology is None or plan.balance is None or plan.capacity is not None:
         return None
-    if plan.balance.by != "microbatch" or plan.balance.in_place:
+    if not plan.balance.evens(plan.experts.count // plan.topology.ranks):
         return None
-    groups = plan.topology.ranks // plan.balance.peers(plan.topology.nodes, plan.topology.per_node)
-    most = groups * min(plan.experts.top, plan.experts.count // groups)  # all tokens choose experts of one node
-    return most * Fraction(repr(plan.balance.within))
+    return _mean_rows(plan.experts, plan.topology, plan.balance) * Fraction(repr(plan.balance.within))
+
+
+def _mean_rows(experts: ExpertSizes, topology: Topology, balance: Balance) -> int:
+    """Rows per token of a rank of the ranks among which rows move, in the mean, where all tokens choose their
+    experts."""
+    groups = topology.ranks // balance.peers(topology.nodes, topology.per_node)
+    return groups * min(experts.top, experts.count // groups)
+
+
+def _taken_rows(plan: Plan) -> int:
+    """The most rows per token of a rank that takes rows of others by copies of a step; 0 without such copies.
+
+    It may take what it lacks, and all ranks below it: R - 1 ranks at most. Where copies let these take none of its own,
+    it has the mean rows of all.
+    """
+    if plan.experts is None or plan.topology is None or plan.balance is None or plan.balance.by == "microbatch":
+        return 0
+    ranks = plan.balance.peers(plan.topology.nodes, plan.topology.per_node)
+    return (ranks - 1) * _mean_rows(plan.experts, plan.topology, plan.balance)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from schedc.cli import main
 from schedc.compiler import analyse
+from schedc.ir.plan import Balance, ExpertSizes, Method, Plan, Topology
 from schedc.plan.counts.layers import counted_layer
-from schedc.plan.counts.rows import worst_case_rows
+from schedc.plan.counts.rows import most_computed, worst_case_rows
 from schedc.plan.worst_routing import worst_routing
+from schedc.step.costs.forest import NUMPY, rows_on_ranks
+from schedc.step.costs.step_copies import QuotaTables, divided, quotas_of
 from schedc.units import shown
 
 LINES = """layers 4
@@ -70,3 +75,16 @@ def test_nobody_is_warned_where_rows_are_none_of_the_plan(tmp_path: Path) -> Non
         facts = checked(tmp_path, line, f"{(step.bytes.peak.max() + 1) / 1e6:.6f} MB")
         assert facts["plan"]["warnings"] == [], line
         assert worst_routing(step.lines.tree, step.held, step.dependencies, None) is None if step.lines else False
+
+
+def test_a_rank_may_take_rows_for_ranks_below_it() -> None:
+    """100 tokens choose both experts of rank 0, and the expert of rank 1 that ranks 2 and 3 have no copy of."""
+    topology, balance = Topology(1, 4), Balance("step")
+    plan = Plan(experts=ExpertSizes(8, 3), topology=topology, tokens=25, balance=balance, method=Method.FLAT)
+    parent, below, borrowed, peers = quotas_of(((), (0, 1), (2,), (2,)), 2)
+    tables = QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers)
+    rows = np.array([[100, 100], [0, 100], [0, 0], [0, 0]])
+    computed = rows_on_ranks(NUMPY, rows, divided(NUMPY, rows, tables)[0]).sum((1, 2))
+    assert computed.max() == most_computed(plan) == 225 > 4 * 2 * 25
+    slots = replace(plan, balance=Balance(slots=1))
+    assert (most_computed(slots), most_computed(replace(plan, balance=Balance()))) == (200, 76)
