@@ -12,7 +12,7 @@ rows      Steps on eight real processes in two nodes. Each counts the rows that 
           by Zipf's law. `mean` and `worst` are rows of the fullest rank over the mean, of all layers and
           microbatches. `failed` counts microbatches that lose rows or are not within 1.01 by microbatch, and
           routings that are not within 1.03 in the mean by step. The first step, which copies nothing, is left out.
-bits      Schedules, types and ways on eight real processes, against all ranks in one process. The loss and all
+bits      Schedules, types, methods and ways on eight real processes, against all ranks in one process. The loss and all
           gradients must have the bits of the same pieces at home, and all but those of experts those of the plain run.
           Gradients of experts in float64 must be within 1e-12 of the plain run, over their largest number.
 bytes     Bytes that communicators sent for copies and for their gradients, against the plans of the drawn rows, for

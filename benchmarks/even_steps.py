@@ -28,6 +28,7 @@ from schedc.ir.arrays import Int64
 from schedc.ir.balance import STEP_SLOTS
 from schedc.step.costs.forest import forest_of
 from schedc_runtime import Pipeline
+from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.step_plan import plan_step
@@ -213,13 +214,19 @@ def by_step(draws: Draws, step: int) -> Int64:
 
 
 def bits(options: argparse.Namespace) -> dict[str, Any]:
-    """Cases of schedules, types and ways whose loss or gradients have other bits than they must have."""
-    runs = [Case(name, sizes, dtype, ranks=RANKS) for (name, sizes), dtype in product(SCHEDULES.items(), TYPES)]
+    """Cases of schedules, types, methods and ways whose loss or gradients have other bits than they must have.
+
+    The four ranks that share experts are one node with ``flat``, and two with two hops.
+    """
+    runs = [
+        Case(name, sizes, dtype, nodes=1 if method == "flat" else NODES, ranks=RANKS, method=method)
+        for (name, sizes), dtype, method in product(SCHEDULES.items(), TYPES, METHODS)
+    ]
     answers = pool(RANKS).run("even_steps:rank_of_bits", timeout=1500, runs=runs)
     wrong: dict[str, list[str]] = {}
     for index, (case, way) in enumerate(product(runs, REFERENCES)):
         names = sorted({name for rank in answers for name in rank[index][0]})
-        wrong |= {f"{case.schedule}, {case.dtype}, {way}": names} if names else {}
+        wrong |= {f"{case.schedule}, {case.dtype}, {case.method}, {way}": names} if names else {}
     apart = max(rank[index][1] for rank in answers for index in range(len(answers[0])))
     failed = len(wrong) + int(not 0 < apart <= 1e-12)
     return {"cases": len(answers[0]), "failed": failed, "expert_gradients_apart": apart, "wrong": wrong}
