@@ -11,7 +11,7 @@ train in one process, with 2 microbatches and with 4, and what the others ask fo
 Printed: `asks_per_layer` by mode, the most of any method. `exact` has `F` and `B`, its forward and backward. `padded`
 has a capacity, `bounded` buffers of 1.5 times the mean rows. `adaptive` is exact with adaptive recomputation.
 `host_lane` is exact, with the copy of sizes as a step of its own. `hot` is exact, with two experts lent by step.
-`copies` has flat exchanges and copies by step beside bounded sizes; the choice of copies between steps asks nothing.
+`copies` has copies by step beside bounded sizes; the choice of copies between steps asks nothing.
 `uploads_per_layer`, and `runs_on_meta` for `padded` and `bounded`.
 """
 
@@ -157,11 +157,12 @@ def asks(method: Method, mode: str) -> tuple[int, int]:
 def of_step(plan: Plan, held: Sequence[Any], microbatches: int) -> tuple[int, int]:
     """(asks, uploads) of a step of two ranks whose layers have copies ``held``, two on a rank or of an owner."""
     torch.manual_seed(0)
+    near = plan.balance is not None and str(plan.method) != "flat"  # copies stay in a node
     config = MoEConfig(vocab=32, width=16, dense_blocks=0, moe_blocks=LAYERS, routing=RouterConfig(8, 2))
     pipe = Pipeline(
         MoETransformer(config), schedc.compile("1f1b", P=1, M=microbatches), in_process=True, plan=plan,
         loss_fn=lambda logits, tokens: functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
-        mesh=Mesh(1, 2, per_node=1),
+        mesh=Mesh(1, 2, per_node=2 if near else 1),
     )  # fmt: skip
     tokens = torch.randint(0, 32, (2 * microbatches, 8))
     pipe.step(tokens, tokens)
@@ -196,7 +197,10 @@ def main() -> None:
     args = parser.parse_args()
     figures = {mode: [asks(method, mode) for method in METHODS] for mode in MODES}
     figures["hot"] = [with_copies(Plan(method=PlanMethod(method), hot=Hot(2)), [0, 5]) for method in METHODS]
-    figures["copies"] = [with_copies(Plan(balance=Balance(by="step", over="group"), bound=4.0), [[], [0, 1]])]
+    figures["copies"] = [
+        with_copies(Plan(method=PlanMethod(method), balance=Balance(by="step"), bound=4.0), [[], [0, 1]])
+        for method in METHODS
+    ]
     most: dict[str, Any] = {mode: max(ask for ask, _ in each) for mode, each in figures.items()}
     passes = [by_pass(method) for method in METHODS]
     most["exact"] = {name: max(each) for name, each in zip("FB", zip(*passes, strict=True), strict=True)}

@@ -134,9 +134,9 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "`balance by microbatch` copies experts to ranks that have room, so that all ranks compute as many rows. "
         "`within 1.02` lets a rank have so many times the mean. It needs exact sizes; `by step` does not. Copies "
         "stay inside nodes, or travel `over group`, which needs `alltoall flat`. A `capacity` and `hot` give ranks "
-        "other rows. `balance auto` chooses by a record of the routing, and is by step without one. `slots` by "
-        "microbatch are not built yet. `migrate every 50 steps` moves experts between ranks. It needs ranks that "
-        "share experts and may have other rows.",
+        "other rows. `balance auto` chooses by a record of the routing, and is by step without one. `slots 2` lets a "
+        "rank hold two copies; rows without one stay at home. `migrate every 50 steps` moves experts between ranks. "
+        "It needs ranks that share experts and may have other rows.",
         wrong=f"{_MOE}   balance by microbatch within 0.9 over group",
         right=f"{_MOE}   balance by microbatch within 1.02 over group",
     ),

@@ -205,7 +205,6 @@ def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     beside = {
         "a `capacity`, under which all ranks have the same rows": plan.capacity is not None,
         "bounded sizes, which do not know copies of a microbatch": plan.bound is not None and plan.balance.by != "step",
-        "bounded sizes over two hops": plan.bound is not None and str(plan.method) != "flat",
         "`hot` experts with copies of their own": plan.hot is not None,
     }
     refusals = plan.balance.refusals(own=own, method=str(plan.method), beside=beside)

@@ -33,8 +33,8 @@ class EvenRows:
     """How rows become even.
 
     within: most rows of a rank over the mean, by microbatch. in_place: copies stay at home. by_step: copies last for a
-    step. slots: the most copies on a rank, by step; None: `STEP_SLOTS`. over_node: rows and copies stay in the node of
-    their home; otherwise they move among all ranks of the group.
+    step. slots: the most copies on a rank; None: as many as it needs, by step `STEP_SLOTS`. over_node: rows and copies
+    stay in the node of their home; otherwise they move among all ranks of the group.
     """
 
     within: Fraction = Fraction("1.01")
@@ -56,7 +56,7 @@ class EvenRows:
 
     def slots_of(self, local: int) -> int:
         """The most copies on a rank with ``local`` experts of its own."""
-        return min(local, STEP_SLOTS if self.slots is None else self.slots)
+        return min(local, self.slots or (STEP_SLOTS if self.by_step else local))
 
 
 class RowPlaces(NamedTuple):
@@ -72,11 +72,11 @@ class RowPlaces(NamedTuple):
     parent: Tensor
 
     @staticmethod
-    def of_forest(forest: Forest, in_place: bool, peers: int) -> RowPlaces:
-        """The places of a microbatch. In place a home has the copies of all its experts: one for each overlap of its
-        children, which are among its ``peers``, and its experts on a line."""
+    def of_forest(forest: Forest, slots: int, in_place: bool, peers: int) -> RowPlaces:
+        """The places of a microbatch with at most ``slots`` copies on a rank. In place a home has the copies of all its
+        experts: one for each overlap of its children, which are among its ``peers``, and its experts on a line."""
         local = forest.quota.shape[1]
-        wide = 2 * local + (peers if in_place else 0)
+        wide = local + (local + peers if in_place else slots)
         numbers = _numbers(forest.parent, forest.quota > 0, wide, in_place)
         rank = torch.arange(len(numbers), device=numbers.device)
         return RowPlaces(wide, local, numbers, rank if in_place else forest.parent)
@@ -159,20 +159,47 @@ class Placed(NamedTuple):
     own: int | None = None
 
 
+@dataclass
+class LentStatistics:
+    """Counts since `MoELayer.update_bias`. lent: times that an expert was lent. kept: rows of this rank in the
+    slots. taken: rows of other ranks in the slots. left: rows for this rank that stayed at home without a slot.
+    sent: bytes of weights and gradients that this rank sent. Rows are scalars of the device."""
+
+    lent: int = 0
+    kept: Tensor | int = 0
+    taken: Tensor | int = 0
+    left: Tensor | int = 0
+    sent: int = 0
+
+    def take(self, taken: Tensor, left: Tensor | None) -> None:
+        """Count the rows of a microbatch. left: None where none stay at home."""
+        self.taken = self.taken + taken
+        if left is not None:
+            self.left = self.left + left
+
+
 class Evener:
     """Makes the rows of one layer even among ``peers`` neighbouring ranks."""
 
     def __init__(self, policy: EvenRows, peers: int) -> None:
         self.policy, self.peers = policy, peers
+        self.statistics = LentStatistics()
 
     def plan(self, choices: Choices, counts: Counts) -> Placed:
         """Plan a microbatch from this rank's choices and everyone's counts."""
         shape, rows = counts.shape, counts.rows.long()
         of_homes = rows.sum(0).view(shape.ranks, shape.local)
-        forest = plan_among(of_homes, self.policy.within, self.peers)
-        places = RowPlaces.of_forest(forest, self.policy.in_place, self.peers)
+        slots = self.policy.slots_of(shape.local)
+        forest, left = plan_among(of_homes, self.policy.within, self.peers, slots)
+        if torch.is_grad_enabled():
+            self.statistics.take(forest.taken[shape.rank], None if left is None else left[shape.rank])
+        places = RowPlaces.of_forest(forest, slots, self.policy.in_place, self.peers)
         placed = placed_rows(choices, counts, places, computed_rows(of_homes, forest))
         return placed._replace(copies=CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place, self.peers))
+
+    def clear_statistics(self) -> None:
+        """Clear the counts."""
+        self.statistics = LentStatistics()
 
 
 def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> Placed:

@@ -107,9 +107,9 @@ class EvenLender(StepLender):
             return Placed(choices, counts)
         shape = counts.shape
         rows = counts.rows.sum(0, dtype=torch.int64).view(shape.ranks, shape.local)
-        forest = self.quotas.divide(rows)
+        forest, left = self.quotas.divide(rows)
         if torch.is_grad_enabled():
-            self.statistics.taken = self.statistics.taken + forest.taken[shape.rank]
+            self.statistics.take(forest.taken[shape.rank], left[shape.rank])
         placed = placed_rows(choices, counts, self.places, computed_rows(rows, forest))
         return placed._replace(own=self.local)
 

@@ -58,6 +58,9 @@ class _TorchOperations:
     def maximum(self, values: Tensor, others: Tensor) -> Tensor:
         return torch.maximum(values, others)
 
+    def least(self, values: Tensor) -> Tensor:
+        return values.cummin(-1).values
+
 
 TORCH = _TorchOperations()
 """`forest.Operations` on tensors, on their device."""
@@ -78,11 +81,12 @@ def plan_forest(rows: Tensor, within: Fraction) -> Forest:
     return forest.closed_form(TORCH, rows, within)
 
 
-def plan_among(rows: Tensor, within: Fraction, peers: int) -> Forest:
-    """The plan of all ranks where rows move among ``peers`` neighbours. rows: [R, m] as of `plan_forest`."""
-    plan = plan_forest(rows.view(-1, peers, rows.shape[1]), within)
+def plan_among(rows: Tensor, within: Fraction, peers: int, slots: int | None = None) -> tuple[Forest, Tensor | None]:
+    """`forest.planned` of all ranks where rows move among ``peers`` neighbours. rows: [R, m] as of `plan_forest`."""
+    plan, left = forest.planned(TORCH, rows.view(-1, peers, rows.shape[1]), within, slots)
     first = torch.arange(0, len(rows), peers, device=rows.device).unsqueeze(1)
-    return Forest((plan.parent + first).flatten(), plan.taken.flatten(), plan.quota.flatten(0, 1))
+    everyone = Forest((plan.parent + first).flatten(), plan.taken.flatten(), plan.quota.flatten(0, 1))
+    return everyone, None if left is None else left.flatten()
 
 
 def computed_rows(rows: Tensor, plan: Forest) -> Tensor:

@@ -29,7 +29,7 @@ from schedc_runtime.moe.balance import AuxiliaryLoss, BalanceExchange, Loads, Ta
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity, check_bound
 from schedc_runtime.moe.copied import CopyExchange
 from schedc_runtime.moe.counts import METHODS, Method
-from schedc_runtime.moe.even_rows import Evener, EvenRows
+from schedc_runtime.moe.even_rows import Evener, EvenRows, LentStatistics
 from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.exchange import CountsExchange, DistinctExchange
 from schedc_runtime.moe.experts import Experts
@@ -60,8 +60,8 @@ class Statistics:
     microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
     reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
     these rows would have taken. overflowed: steps that were run again because a rank of the group had more rows here
-    than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed with copies of a step;
-    0 beside copies by microbatch.
+    than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed to make rows even.
+    left_at_home: rows that were to come to this rank beside them, and stayed at home without a copy.
     """
 
     choices: int
@@ -76,6 +76,7 @@ class Statistics:
     hot_bytes_saved: int = 0
     overflowed: int = 0
     copied_rows: int = 0
+    left_at_home: int = 0
 
     @property
     def drop_fraction(self) -> float:
@@ -177,7 +178,7 @@ class MoELayer(RoutingLayer):
         constant = capacity is not None or bound is not None
         self._choose_carrier(carry, group)
         self.sizes = SizesExchange() if host_lane and not constant and self.planner.carried is None else None
-        self.planner.copies = self.sizes is None and self.planner.carried is None
+        self.planner.copies = self.with_rows.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy, even := self._even(group, even))
         self._lend_by_microbatch(group, policy, even)
@@ -226,7 +227,7 @@ class MoELayer(RoutingLayer):
         lender = self.lender = self.loads.lender = self.counter.lender or self.planner.evener
         self.experts.lent = None if lender is None else lender.borrowed
         self.distinct = DistinctExchange() if even and self.settings[0] != "flat" else None
-        self.planner.tells, self.with_rows.copies = self.distinct is not None, self.planner.copies
+        self.planner.tells = self.counter.alone = self.distinct is not None
 
     def _chooser(self, group: ExpertGroup, policy: HotPolicy | None) -> HotChooser | None:
         experts = self.experts
@@ -245,7 +246,7 @@ class MoELayer(RoutingLayer):
             f"alltoall {method} over several nodes": method != "flat" and group.nodes > 1 and not even.over_node,
             "a capacity": capacity is not None,
             "hot experts": hot is not None,
-            "bounded sizes": bound is not None and not (even.by_step and method == "flat"),
+            "bounded sizes": bound is not None and not even.by_step,
             f"rows that `{self.carrier.name}` carries": self.planner.carried is not None,
             "weights of experts that are stored by columns": not self.experts.down.is_contiguous(),
         }
@@ -317,8 +318,7 @@ class MoELayer(RoutingLayer):
     @property
     def statistics(self) -> Statistics:
         """The counts since the last `update_bias`. Waits for the device."""
-        planner, balance, load = self.planner, self.balance, self.loads.chosen
-        lent, kept, sent, taken = self._lent()
+        planner, balance, load, lent = self.planner, self.balance, self.loads.chosen, self._lent()
         return Statistics(
             choices=int(load.sum()),
             dropped=int(self.loads.dropped),
@@ -326,21 +326,21 @@ class MoELayer(RoutingLayer):
             rows=int(planner.rows),
             padded_rows=int(planner.padded_rows),
             balance_loss=0.0 if balance.total is None else float(balance.total) / balance.microbatches,
-            hot_experts=lent,
-            hot_rows=kept,
-            hot_bytes_sent=sent,
-            hot_bytes_saved=4 * kept * self.experts.down.shape[2] * self.experts.down.element_size(),
+            hot_experts=lent.lent,
+            hot_rows=int(lent.kept),
+            hot_bytes_sent=lent.sent,
+            hot_bytes_saved=4 * int(lent.kept) * self.experts.down.shape[2] * self.experts.down.element_size(),
             overflowed=planner.overflowed,
-            copied_rows=taken,
+            copied_rows=int(lent.taken),
+            left_at_home=int(lent.left),
         )
 
-    def _lent(self) -> tuple[int, int, int, int]:
-        """`Statistics.hot_experts`, `hot_rows`, `hot_bytes_sent` and `copied_rows`. Waits for the device."""
-        if self.lender is not None:
-            counted = self.lender.statistics
-            return counted.lent, int(counted.kept), counted.sent, int(counted.taken)
+    def _lent(self) -> LentStatistics:
+        """What copies of experts counted."""
+        if (lender := self.lender or self.planner.evener) is not None:
+            return lender.statistics
         hot = self.planner.chooser
-        return (hot.chosen, hot.kept, hot.sent, 0) if hot else (0, 0, 0, 0)
+        return LentStatistics(hot.chosen, hot.kept, sent=hot.sent) if hot else LentStatistics()
 
     @torch.no_grad()
     def update_bias(self, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -357,8 +357,8 @@ class MoELayer(RoutingLayer):
             self.history.cleared()
         self.balance.clear()
         self.planner.end_step()
-        if self.lender is not None:
-            self.lender.clear_statistics()
+        if (lender := self.lender or self.planner.evener) is not None:
+            lender.clear_statistics()
 
     @property
     def loss_scale(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,7 +29,7 @@ from schedc_runtime.moe.counts import (
     counts_of_experts,
     gathered_counts,
 )
-from schedc_runtime.moe.even_rows import Placed
+from schedc_runtime.moe.even_rows import LentStatistics, Placed
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.placement import PlacedNumbers
@@ -51,6 +52,8 @@ class Counter(nn.Module):
         self.capacity: ExpertCapacity | None = None
         self.bound: float | None = None
         """Rows of buffers over their mean; None: as many as there are, or those of the capacity."""
+        self.alone = False
+        """Whether copies of experts may let each choice of a token travel alone inside a node."""
         self.whole = False
         """Whether all ranks gather the choices themselves, because experts may be hot by microbatch."""
         self.lender: HotLender | None = None
@@ -68,7 +71,8 @@ class Counter(nn.Module):
         slots = self.capacity.slots(most, top, self.experts) if self.capacity else None
         bounds = None
         if self.bound is not None:
-            bounds = bounded_rows(most, self.config, Topology(group.nodes, group.per_node), self.bound)
+            topology = Topology(group.nodes, group.per_node)
+            bounds = bounded_rows(most, self.config, topology, self.bound, alone=self.alone)
         return Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots, most, bounds)
 
     def forward(self, index: Tensor, weight: Tensor) -> tuple[Choosing, Tensor]:
@@ -108,10 +112,16 @@ routed: list[Callable[[Any], None]] = []
 
 
 class Evens(Protocol):
-    """What makes the rows of ranks even."""
+    """What makes the rows of ranks even. statistics: of the rows that copies computed."""
+
+    statistics: LentStatistics
 
     def plan(self, choices: Choices, counts: Counts) -> Placed:
         """A microbatch by the places where rows are computed, from a rank's choices and all counts."""
+        ...
+
+    def clear_statistics(self) -> None:
+        """Clear the counts."""
         ...
 
 
@@ -151,8 +161,12 @@ class Planner(nn.Module):
         route: Route = keep(self._route, everyone, choosing, counting)
         if self.copies and not self.tells:
             decide_method(route)
-        rows = self.rows
-        self._note(route, counting)
+        rows, noting = self.rows, not replaying()
+        self.forwards += noting
+        if route.leaving is not None and route.shape.padded:  # the counts do not have the rows of copies yet
+            route.noted = partial(self._note, route, noting, counting)
+        else:
+            self._note(route, noting, counting)
         for tell in routed if not replaying() else ():
             tell(route)
         if counting:
@@ -166,9 +180,7 @@ class Planner(nn.Module):
         else:
             self.padded_rows = self.rows if self.padded_rows is before else self.padded_rows + route.received
 
-    def _note(self, route: Route, counting: bool) -> None:
-        noting = not replaying()
-        self.forwards += noting
+    def _note(self, route: Route, noting: bool, counting: bool) -> None:
         noting = noting and (route.shape.padded or self.carried is not None)
         if not (noting or counting):
             return
@@ -233,7 +245,11 @@ class WithRows(nn.Module):
     def _complete(self, route: Route, table: Tensor) -> None:
         if route.leaving is not None:
             route.counts = route.counts.with_rows_to_ranks(table)
-            route.copied = CopiedSizes(route.choices.ids, route.counts)
+            if not route.shape.padded:
+                route.copied = CopiedSizes(route.choices.ids, route.counts)
+            if route.noted is not None:
+                route.noted()
+                route.noted = None
         if self.copies:
             route.copied.start()
 

@@ -63,7 +63,8 @@ class Route:
     choices: those of this rank. counts: those of all ranks. copied: the sizes for the host. where: the
     layer and the microbatch, for messages. copies: the experts that are copied for this microbatch; ``counts`` then has
     a place for each, after the experts of every rank. homes: [places + 1] as of `Placed`, where copies compute rows of
-    two hops. leaving: [R] rows of this rank by rank of their experts. own: the experts of this rank, where rows of
+    two hops. leaving: [R] rows of this rank by rank of their experts. noted: runs behind the exchange of ``leaving``;
+    None for nothing. own: the experts of this rank, where rows of
     copies behind them lie apart; None where they follow, or without any.
     """
 
@@ -74,6 +75,7 @@ class Route:
     copies: CopiedExperts | None = None
     homes: Tensor | None = None
     leaving: Tensor | None = None
+    noted: Callable[[], None] | None = field(default=None, repr=False)
     own: int | None = None
     packing: Trees | None = field(default=None, repr=False)
     relaying: Copies | None = field(default=None, repr=False)
@@ -120,14 +122,14 @@ def plan_route(
 
 def placed_route(placed: Placed, where: str = "a MoE layer") -> Route:
     """The route of a microbatch whose rows were made even. Sizes of two hops come with `WithRows`."""
-    choices, counts, copies, homes, _ = placed
-    if homes is None:
-        route = plan_route(choices, counts, where, copies)
-        if placed.own is not None and counts.shape.padded:
-            tokens, top = choices.ids.shape
-            route.own, route.copied = placed.own, ConstantSizes(counts.shape, tokens, top, parts=2)
-        return route
-    leaving = rows_to_ranks(choices.ids, homes, counts.shape)
+    choices, counts, copies, homes, own = placed
+    leaving = None if homes is None else rows_to_ranks(choices.ids, homes, counts.shape)
+    if own is not None and counts.shape.padded:
+        tokens, top = choices.ids.shape
+        constant = ConstantSizes(counts.shape, tokens, top, parts=2)
+        return Route(choices, counts, constant, where, homes=homes, leaving=leaving, own=own)
+    if leaving is None:
+        return plan_route(choices, counts, where, copies)
     return Route(choices, counts, LaterSizes(), where, copies=copies, homes=homes, leaving=leaving)
 
 
@@ -176,7 +178,7 @@ def land(route: Route, ids: Tensor) -> None:
     ids: [rows, k] the experts of the rows that came over the last of two hops.
     """
     if route.arriving is None:
-        route.arriving = trees.hop_landing(route.counts, ids, route.sizes.rows)
+        route.arriving = _with_copies_apart(route, lambda rows: trees.hop_landing(route.counts, ids, rows))
 
 
 def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,14 +235,14 @@ def _landing(route: Route) -> Landing:
     if route.arriving is None:
         if route.shape.two_hops:
             raise ValueError("the experts' numbers of the rows have not landed")
-        rows = route.sizes.rows
-        if route.own is None:
-            route.arriving = trees.flat_landing(route.counts, rows)
-        else:
-            route.arriving = trees.with_borrowed_apart(
-                trees.flat_landing(route.counts, rows // 2), rows // 2, route.own
-            )
+        route.arriving = _with_copies_apart(route, lambda rows: trees.flat_landing(route.counts, rows))
     return route.arriving
+
+
+def _with_copies_apart(route: Route, landing: Callable[[int], Landing]) -> Landing:
+    """The landing of a route, from that for a number of rows where rows of copies follow."""
+    rows = route.sizes.rows
+    return landing(rows) if route.own is None else trees.with_borrowed_apart(landing(rows // 2), rows // 2, route.own)
 
 
 def as_they_are(rows: Tensor) -> Moves:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from schedc.cell.graph import Lane
 from schedc_runtime.device.choice import HostCopy
+from schedc_runtime.moe.even_rows import LentStatistics
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.stacked_linear import sum_type
 from schedc_runtime.moe.step_plan import Held
@@ -27,18 +28,6 @@ from schedc_runtime.moe.traced_copies import CopySpan, joined
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.collective_calls import Communicator
-
-
-@dataclass
-class LentStatistics:
-    """Counts since `MoELayer.update_bias`. lent: times that an expert was lent. kept: rows of this rank in the
-    slots. taken: rows of other ranks in the slots. sent: bytes of weights and gradients that this rank
-    sent. Rows are scalars of the device."""
-
-    lent: int = 0
-    kept: Tensor | int = 0
-    taken: Tensor | int = 0
-    sent: int = 0
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,6 @@ class StepQuotas:
         below: Tensor = self.quotas.below
         return below
 
-    def divide(self, rows: Tensor) -> Forest:
+    def divide(self, rows: Tensor) -> tuple[Forest, Tensor]:
         """`step_copies.divided` of the rows of a microbatch [R, m] int64 by home and expert."""
         return step_copies.divided(TORCH, rows, self.quotas)

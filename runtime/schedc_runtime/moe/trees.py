@@ -34,7 +34,7 @@ class Landing(NamedTuple):
     """The trees to the rows of the experts. ends: [experts] as `RowGroups`; None where all have as many rows."""
 
     rows: Tree
-    gates: Tree
+    gates: Moves
     ends: Tensor | None
 
 
@@ -204,16 +204,22 @@ def with_borrowed_apart(landing: Landing, rows: int, own: int) -> Landing:
     The host then knows where they begin, and the device how many there are. Ends of borrowed experts count from there.
     """
     assert landing.ends is not None
-    assert isinstance(landing.rows, Moves)
-    (direct, blank), (back, absent) = landing.rows.copies, landing.rows.back
-    assert blank is not None
-    mine, place = landing.ends[own - 1], arange(2 * rows, direct)
+    mine, place = landing.ends[own - 1], arange(2 * rows, landing.ends)
     before = torch.where(place < rows, place, place - rows + mine)
     nobody = (before >= rows) | ((place < rows) & (place >= mine))
     before = before.clamp_(max=max(0, rows - 1))
-    copies = Take(taken(direct, before), taken(blank, before) | nobody)
-    moves = Moves(copies, Take(torch.where(back < mine, back, back - mine + rows), absent))
-    return Landing(moves, moves, torch.cat((landing.ends[:own], landing.ends[own:] - mine)))
+
+    def apart(copies: Take) -> Take:
+        assert copies.blank is not None
+        return Take(taken(copies.at, before), taken(copies.blank, before) | nobody)
+
+    ends, (back, absent) = torch.cat((landing.ends[:own], landing.ends[own:] - mine)), landing.gates.back
+    gates = Moves(apart(landing.gates.copies), Take(torch.where(back < mine, back, back - mine + rows), absent))
+    if not isinstance(landing.rows, Copies):
+        return Landing(gates, gates, ends)
+    ((at, offsets, arrived),) = ((bags.at, bags.offsets, bags.rows) for bags in landing.rows.levels)
+    sums = Bags(torch.where(at < mine, at, at - mine + rows), offsets, arrived)
+    return Landing(Copies(apart(landing.rows.copies), (sums,)), gates, ends)
 
 
 def bounded_landing(counts: Counts, rows: int) -> list[Tensor]:

@@ -89,7 +89,7 @@ def _rows_with_copies(plan: Plan, rule: HotRule | None, rows: CellRows) -> RowsW
         most = max(1.0, float(within)) if _nodes(plan) == 1 else np.inf
         return RowsWithCopies(np.minimum(rows.factors, most))
     given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
-    return RowsWithCopies(over_mean(_computed(given, _evened(given, within, _nodes(plan)))))
+    return RowsWithCopies(over_mean(_computed(given, _evened(given, balance, _nodes(plan)))))
 
 
 def _of_record(plan: Plan, rule: HotRule | None, steps: Int32, record: RecordedRows) -> RowsWithCopies:
@@ -156,7 +156,7 @@ def _divided(rows: Int64, copies: Held, peers: int) -> Forest | None:
     if not any(copies):
         return None
     parent, below, borrowed, peers = quotas_of(copies, rows.shape[-1], peers)
-    return divided(NUMPY, rows, QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers))
+    return divided(NUMPY, rows, QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers))[0]
 
 
 def _computed(rows: Int64, forest: Forest) -> Int64:
@@ -189,13 +189,14 @@ def _nodes(plan: Plan) -> int:
     return nodes if plan.balance is not None and plan.balance.inside_nodes(nodes) else 1
 
 
-def _evened(rows: Int64, within: Fraction, nodes: int) -> Forest:
-    """The closed form inside each of the ``nodes``, with parents among all ranks.
+def _evened(rows: Int64, balance: Balance, nodes: int) -> Forest:
+    """The plan inside each of the ``nodes``, with parents among all ranks.
 
     rows: [layers, microbatches, ranks, experts of a rank] by home.
     """
     layers, microbatches, ranks, own = rows.shape
-    forest = forest_of(rows.reshape(layers, microbatches, nodes, ranks // nodes, own), within)
+    inside = rows.reshape(layers, microbatches, nodes, ranks // nodes, own)
+    forest = forest_of(inside, Fraction(repr(balance.within)), balance.slots)
     parent = forest.parent + np.arange(0, ranks, ranks // nodes)[:, None]
     return Forest(
         parent.reshape(rows.shape[:3]), forest.taken.reshape(rows.shape[:3]), forest.quota.reshape(rows.shape)
@@ -205,7 +206,7 @@ def _evened(rows: Int64, within: Fraction, nodes: int) -> Forest:
 def _by_microbatch(plan: Plan, balance: Balance, steps: Int32) -> RowsWithCopies:
     """The last recorded step with copies by microbatch."""
     homes = by_home(steps[-1])
-    forest = _evened(homes, Fraction(repr(balance.within)), _nodes(plan))
+    forest = _evened(homes, balance, _nodes(plan))
     held = (forest.quota > 0).sum(-1)
     sent = NUMPY.add(0 * held, forest.parent, held)
     between = (rows_between(rows, Forest(*each)) for rows, *each in zip(steps[-1], *forest, strict=True))

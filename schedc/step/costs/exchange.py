@@ -211,13 +211,19 @@ class BoundedRows(NamedTuple):
     node: int
 
 
-def bounded_rows(tokens: int, routing: Routing, topology: Topology, factor: float) -> BoundedRows:
-    """Buffers of ``factor`` times the mean rows of ``tokens`` of a rank, at most as many rows as there can be."""
+def bounded_rows(
+    tokens: int, routing: Routing, topology: Topology, factor: float, *, alone: bool = False
+) -> BoundedRows:
+    """Buffers of ``factor`` times the mean rows of ``tokens`` of a rank, at most as many rows as there can be.
+
+    alone: whether copies of experts may let each choice of a token travel alone inside a node.
+    """
     own = max(1, routing.experts // topology.ranks)
     pair = min(tokens * min(routing.top, own), ceil(Fraction(str(factor)) * tokens * routing.top / topology.ranks))
-    return BoundedRows(pair, *(_room(tokens, routing, parts, factor) for parts in (topology.nodes, topology.ranks)))
+    node = min(tokens * (routing.top if alone else 1), _room(tokens, routing, topology.ranks, factor))
+    return BoundedRows(pair, min(tokens, _room(tokens, routing, topology.nodes, factor)), node)
 
 
 def _room(tokens: int, routing: Routing, parts: int, factor: float) -> int:
     """``factor`` times the mean number of tokens that have an expert in one of ``parts`` equal parts."""
-    return min(tokens, ceil(factor * tokens * (1 - untouched(routing, parts))))
+    return ceil(factor * tokens * (1 - untouched(routing, parts)))

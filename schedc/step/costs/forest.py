@@ -96,6 +96,10 @@ class Operations(Protocol):
 
     def maximum(self, values: Array, others: Array) -> Array: ...
 
+    def least(self, values: Array) -> Array:
+        """[..., n] the least value up to each place."""
+        ...
+
 
 def most_rows(ops: Operations, load: Array, within: Fraction) -> Array:
     """[..., R] the most rows of each rank. load: [..., R] int64 rows by home. within: most over mean, at least 1.
@@ -130,6 +134,15 @@ def closed_form(ops: Operations, rows: Array, within: Fraction) -> Forest:
     return Forest(parent, taken, _quotas(ops, rows, parent, taken))
 
 
+def planned(ops: Operations, rows: Array, within: Fraction, slots: int | None) -> tuple[Forest, Array | None]:
+    """The `closed_form` `within_slots`, and [..., R] rows for each rank that stay at home; None where all move."""
+    plan = closed_form(ops, rows, within)
+    if slots is None or slots >= rows.shape[-1]:
+        return plan, None
+    narrow = within_slots(ops, rows, most_rows(ops, rows.sum(-1), within), plan, slots)
+    return narrow, plan.taken - narrow.taken
+
+
 def _quotas(ops: Operations, rows: Array, parent: Array, taken: Array) -> Array:
     """[..., R, m] `Forest.quota`: a home's experts and its children, both largest first, overlap on one line."""
     sizes, experts = ops.descending(rows)
@@ -150,6 +163,30 @@ def _places_on_line(ops: Operations, parent: Array, taken: Array) -> Array:
     by_parent = ops.add(taken * 0, parent, taken)
     before = ops.take(by_parent.cumsum(-1) - by_parent, ops.take(parent, order))
     return ops.put(taken, order, sorted_taken.cumsum(-1) - sorted_taken - before)
+
+
+def within_slots(ops: Operations, rows: Array, most: Array, plan: Forest, slots: int) -> Forest:
+    """The plan with at most ``slots`` experts on a rank: those with the most rows. Rows of others stay at home.
+
+    A home then takes rows of the next one only as far as it has given more than its surplus. So no rank computes more
+    than its limit, or than its own rows where these are more. Homes lie on a line, the largest surplus first. What home
+    i takes is at most its copies q(i), and at most what home i - 1 takes, plus its change d(i): rows given to ranks
+    with room, less its surplus. That is the least over j <= i of q(j) + d(j + 1) + ... + d(i), from 0 on.
+
+    rows: [..., R, m] by home. most: [..., R] limits. plan: the `closed_form` of both.
+    """
+    over = rows.sum(-1) - most
+    quota, order = ops.descending(plan.quota)
+    quota = quota * (ops.numbers(quota.shape[-1], quota) < slots)
+    taken = quota.sum(-1)
+    given = ops.add(0 * taken, plan.parent, taken * (over <= 0))
+    homes = ops.descending(ops.positive(over))[1]
+    line = ops.take(given - ops.positive(over), homes).cumsum(-1)
+    free = line + ops.minimum(ops.least(ops.take(taken, homes) - line), 0 * line)
+    taken = ops.where(over > 0, ops.put(taken, homes, ops.positive(free)), taken)
+    quota = ops.minimum(quota, ops.positive(taken[..., None] - (quota.cumsum(-1) - quota)))
+    parent = ops.where(taken > 0, plan.parent, ops.numbers(taken.shape[-1], taken))
+    return Forest(parent, taken, ops.put(quota, order, quota))
 
 
 def rows_on_ranks(ops: Operations, rows: Array, forest: Forest) -> Array:
@@ -216,10 +253,13 @@ class NumpyOperations:
     def maximum(self, values: Array, others: Array) -> Array:
         return np.maximum(values, others)
 
+    def least(self, values: Array) -> Array:
+        return np.minimum.accumulate(values, axis=-1)
+
 
 NUMPY = NumpyOperations()
 
 
-def forest_of(rows: Int64, within: Fraction) -> Forest:
-    """The plan for ``rows`` [..., R, m] on the host."""
-    return closed_form(NUMPY, rows, within)
+def forest_of(rows: Int64, within: Fraction, slots: int | None = None) -> Forest:
+    """The plan for ``rows`` [..., R, m] on the host. slots: copies that a rank can hold; None: as many as it needs."""
+    return planned(NUMPY, rows, within, slots)[0]

@@ -173,8 +173,10 @@ def quotas_of(held: Held, local: int, peers: int | None = None) -> QuotaTables:
     return QuotaTables(parent, below, borrowed, peers or ranks)
 
 
-def divided(ops: Operations, rows: Array, quotas: QuotaTables) -> Forest:
-    """The plan of microbatches with ``rows`` [..., R, m] int64 by home and expert. quotas: arrays.
+def divided(ops: Operations, rows: Array, quotas: QuotaTables) -> tuple[Forest, Array]:
+    """(plan of microbatches, [..., R] rows that were to come to each rank, and for which it has no copy).
+
+    rows: [..., R, m] int64 by home and expert. quotas: arrays.
 
     A rank takes what it and the ranks below it lack, of its copies in their order; of an expert, lower ranks first.
     """
@@ -191,4 +193,4 @@ def divided(ops: Operations, rows: Array, quotas: QuotaTables) -> Forest:
         given = ops.minimum(wanted, ops.positive(left - wanted.cumsum(-2) + wanted))
         quota, left, lack = quota + given, left - given.sum(-2)[..., None, :], lack - given.sum(-1)
     quota = quota.reshape(*rows.shape[:-2], ranks, ranks, local).sum(-2)
-    return Forest(ops.spread(quotas.parent, load), quota.sum(-1), quota)
+    return Forest(ops.spread(quotas.parent, load), quota.sum(-1), quota), lack

@@ -19,9 +19,11 @@ WAYS = {
     "in place": f"{BALANCE} in place",
     "even": BALANCE,
     "step": STEP,
+    "slots": f"{BALANCE} slots 1",
+    "slots in place": f"{BALANCE} slots 1 in place",
     "step in place": f"{STEP} in place",
 }
-IN_PLACE = {"even": "in place", "step": "step in place"}
+IN_PLACE = {"even": "in place", "step": "step in place", "slots": "slots in place"}
 """By way: the same pieces, computed at home."""
 EXPERT = ("experts.gate_up", "experts.down")
 STEPS = 2
@@ -52,13 +54,15 @@ class Case(NamedTuple):
 class Results(NamedTuple):
     """Loss and gradients of the last step, and the rows that its ranks computed, by layer, microbatch and rank.
 
-    counted: rows with copies, copies, and steps that ran again, of each layer.
+    counted: rows with copies, copies, steps that ran again, and rows that stayed at home, of each layer. copied: rows
+    with copies of all layers, by the places of rows.
     """
 
     loss: Tensor
     gradients: dict[str, Tensor]
     rows: list[list[int]]
-    counted: list[tuple[int, int, int]]
+    counted: list[tuple[int, int, int, int]]
+    copied: int
 
 
 def differing(mine: Results, other: Results) -> list[str]:
@@ -77,9 +81,12 @@ def run(case: Case, way: str, here: bool = True) -> Results:
     )
     pipe = pipeline(case.schedule, case.sizes, case.lines(way), model, here=here)
     rows: list[list[int]] = []
+    copied: list[int] = []
 
     def note(route: Any) -> None:
-        rows.append(route.counts.rows.sum(0).view(route.shape.ranks, -1).sum(1).tolist())
+        by_place = route.counts.rows.sum(0).view(route.shape.ranks, -1)
+        rows.append(by_place.sum(1).tolist())
+        copied.append(int(by_place[route.shape.rank, 16 // route.shape.ranks :].sum()))
 
     routed.append(note)
     try:
@@ -91,8 +98,8 @@ def run(case: Case, way: str, here: bool = True) -> Results:
     finally:
         routed.remove(note)
     told = [layer.statistics for layer in layers_of(pipe)]
-    counted = [(each.copied_rows, each.hot_experts, each.overflowed) for each in told]
-    results = Results(loss, gradients(pipe), rows, counted)
+    counted = [(each.copied_rows, each.hot_experts, each.overflowed, each.left_at_home) for each in told]
+    results = Results(loss, gradients(pipe), rows, counted, sum(copied))
     bounded = "sizes bounded" in case.beside
     assert all(layer.experts.provider(counted=not bounded).name == case.products for layer in layers_of(pipe))
     pipe.close()

@@ -43,6 +43,7 @@ def test_bits(case: Case) -> None:
     """Loss and all gradients are those of the same pieces at home; all but those of experts are the plain run's."""
     plain, in_place, even = (run(case, way) for way in ("plain", "in place", "even"))
     assert max(max(rows) - min(rows) for rows in even.rows) <= 1
+    assert sum(rows for rows, *_ in even.counted) == even.copied > 0
     assert sorted(map(sum, even.rows)) == sorted(map(sum, plain.rows))
     assert max(max(rows) - min(rows) for rows in plain.rows) > 1
     assert differing(even, in_place) == []
@@ -51,6 +52,22 @@ def test_bits(case: Case) -> None:
     if case.dtype == "float64":
         for name, grad in even.gradients.items():
             torch.testing.assert_close(grad, plain.gradients[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_rank_with_one_slot_takes_one_expert() -> None:
+    """Rows of other experts stay at home, and are counted. No rank has more rows than its limit or than its own."""
+    case = Case("zbh1", {"P": 1, "M": 2}, "float32")
+    plain, in_place, even, slots = (run(case, way) for way in ("plain", "slots in place", "even", "slots"))
+    limits = [-(-sum(row) // len(row)) for row in plain.rows]
+    for own, row, limit in zip(plain.rows, slots.rows, limits, strict=True):
+        assert all(mine <= max(before, limit) for before, mine in zip(own, row, strict=True))
+    assert max(map(max, slots.rows)) < max(map(max, plain.rows))
+    assert sum(each[0] for each in slots.counted) == slots.copied
+    moved, left = slots.copied, sum(each[3] for each in slots.counted)
+    assert moved + left == even.copied > moved > 0
+    assert in_place.rows == plain.rows
+    assert differing(slots, in_place) == []
+    assert [name for name in differing(slots, plain) if not name.endswith(EXPERT)] == []
 
 
 NODES = [
@@ -134,17 +151,22 @@ def test_copies_of_a_step_divide_the_rows_of_each_slice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "products", "bound"), [("bfloat16", "loop", 3.0), ("float32", "grouped", 3.0), ("float64", "loop", 1.1)]
-)
-def test_copies_of_a_step_in_buffers_of_one_size(dtype: str, products: str, bound: float) -> None:
+    ("dtype", "products", "bound", "method"),
+    [
+        ("bfloat16", "loop", 3.0, "flat"), ("float32", "grouped", 3.0, "flat"), ("float64", "loop", 1.1, "flat"),
+        ("float32", "grouped", 8.0, "hierarchical"), ("bfloat16", "loop", 8.0, "allgather"),
+        ("float64", "loop", 1.1, "hierarchical"),
+    ],
+)  # fmt: skip
+def test_copies_of_a_step_in_buffers_of_one_size(dtype: str, products: str, bound: float, method: str) -> None:
     """Bits and counts are those of exact sizes, also where a step has more rows than its buffers and runs again."""
-    exact = Case("zbh1", {"P": 1, "M": 3}, dtype, products=products)
+    exact = Case("zbh1", {"P": 1, "M": 3}, dtype, products=products, method=method, nodes=1 if method == "flat" else 2)
     expected = run(exact, "step")
     bounded = run(exact._replace(beside=f"  sizes bounded {bound:g}\n"), "step")
     assert differing(bounded, expected) == []
-    assert [each[:2] for each in bounded.counted] == [each[:2] for each in expected.counted]
+    assert [(*each[:2], each[3]) for each in bounded.counted] == [(*each[:2], each[3]) for each in expected.counted]
     assert sum(rows for rows, *_ in expected.counted) > 0
-    assert any(again for *_, again in bounded.counted) == (bound < 2)
+    assert any(each[2] for each in bounded.counted) == (bound < 2)
 
 
 def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
@@ -231,8 +253,6 @@ def test_refused() -> None:
     assert "another node" in lender.refusal(((), (4,), (), ()))
     with pytest.raises(RuntimeFault, match="balance by microbatch, and alltoall hierarchical over several nodes"):
         shard_experts(small_moe(), in_process_expert_groups(4, 2)[0], "hierarchical", even=EvenRows())
-    with pytest.raises(RuntimeFault, match="balance by step, and bounded sizes"):
-        shard_experts(small_moe(), group, "allgather", bound=1.5, even=EvenRows(by_step=True))
     with pytest.raises(RuntimeFault, match="balance by microbatch, and bounded sizes"):
         shard_experts(small_moe(), group, bound=1.5, even=EvenRows())
     model = small_moe()

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from schedc.ir.plan import Balance, Plan
+from schedc.ir.plan import Balance, Method, Plan
 from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.kernels import MeasuredProducts, _say_once
@@ -44,6 +44,8 @@ def test_copies_of_a_step_ask_once_and_not_at_all_in_buffers_of_one_size() -> No
     host_asks, balance, held = instrument(), Balance(by="step", over="group"), [[], [0, 1]]
     assert host_asks.with_copies(Plan(balance=balance), held) == (1, 0)
     assert host_asks.with_copies(Plan(balance=balance, bound=4.0), held) == (0, 0)
+    two_hops = Plan(method=Method.HIERARCHICAL, balance=Balance(by="step"), bound=4.0)
+    assert host_asks.with_copies(two_hops, held) == (0, 0)
 
 
 def test_a_measured_choice_asks_nothing_more() -> None:

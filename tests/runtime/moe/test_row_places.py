@@ -13,7 +13,7 @@ from schedc.step.costs.exchange import BoundedRows
 from schedc_runtime.moe.bags import spread
 from schedc_runtime.moe.counts import Counts, Shape, counted_choices
 from schedc_runtime.moe.even_rows import CopiedExperts, Evener, EvenRows
-from schedc_runtime.moe.forest import Forest, computed_rows, plan_forest
+from schedc_runtime.moe.forest import Forest, computed_rows, plan_among
 from schedc_runtime.moe.trees import flat_landing, with_borrowed_apart
 
 
@@ -29,10 +29,12 @@ def routed(ranks: int, local: int, tokens: int, top: int, seed: int) -> list[Ten
     return choices
 
 
-def places_by_hand(choices: list[Tensor], local: int, forest: Forest, copies: CopiedExperts) -> list[Tensor]:
+def places_by_hand(
+    choices: list[Tensor], local: int, slots: int, forest: Forest, copies: CopiedExperts
+) -> list[Tensor]:
     """[ranks][N, k] places: rows of an expert one after the other, by source rank and token, to ranks ascending."""
     ranks, in_place = len(choices), copies.in_place
-    wide = 2 * local + ranks * in_place
+    wide = local + (local + ranks if in_place else slots)
     rows = torch.stack([(torch.cat(choices) == e).sum() for e in range(ranks * local)]).view(ranks, local)
     left = computed_rows(rows, forest).tolist()
     slot = {}
@@ -59,23 +61,24 @@ def places_by_hand(choices: list[Tensor], local: int, forest: Forest, copies: Co
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copies", "in place"])
-@pytest.mark.parametrize(("ranks", "local", "top"), [(4, 3, 2), (3, 4, 3), (2, 1, 1)])
-def test_rows_go_to_ranks_ascending(ranks: int, local: int, top: int, in_place: bool) -> None:
+@pytest.mark.parametrize(("ranks", "local", "top", "slots"), [(4, 3, 2, 3), (3, 4, 3, 4), (2, 1, 1, 1), (3, 4, 3, 1)])
+def test_rows_go_to_ranks_ascending(ranks: int, local: int, top: int, slots: int, in_place: bool) -> None:
     choices = routed(ranks, local, 40, top, seed=ranks)
     counted = [
         counted_choices(part, torch.ones(part.shape), Shape(ranks * local, 1, ranks, rank))
         for rank, part in enumerate(choices)
     ]
     table = torch.stack([told for _, told in counted])
-    evener = Evener(EvenRows(Fraction(1), in_place), ranks)
+    evener = Evener(EvenRows(Fraction(1), in_place, slots=slots), ranks)
     rows = Counts(table, Shape(ranks * local, 1, ranks)).rows.sum(0).long().view(ranks, local)
-    forest = plan_forest(rows, Fraction(1))
+    forest, left = plan_among(rows, Fraction(1), ranks, slots)
+    assert (left is None) == (slots == local)
     assert int(forest.taken.sum()) > 0
     tables = []
     for rank, (mine, _) in enumerate(counted):
         placed, counts, copies, *_ = evener.plan(mine, Counts(table, Shape(ranks * local, 1, ranks, rank)))
         assert copies is not None
-        wanted = places_by_hand(choices, local, forest, copies)
+        wanted = places_by_hand(choices, local, slots, forest, copies)
         assert torch.equal(placed.unsorted.long(), wanted[rank])
         assert torch.equal(placed.ids[..., 0].div(counts.shape.local, rounding_mode="floor"),
                            mine.ids[..., 0].div(local, rounding_mode="floor"))  # fmt: skip

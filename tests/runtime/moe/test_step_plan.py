@@ -47,7 +47,7 @@ def test_a_rank_borrows_from_one_other_and_gets_no_more_rows_than_it_lacks(
         return
     quotas = StepQuotas.of(held, local, CPU)
     for rows in (*step, torch.zeros_like(step[0]), step[0].flip(0)):
-        forest = quotas.divide(rows)
+        forest, _ = quotas.divide(rows)
         computed = computed_rows(rows, forest)
         assert int(computed.min()) >= 0
         assert torch.equal(computed.sum(0), rows)
@@ -69,7 +69,7 @@ def test_ranks_become_even_where_copies_can_make_them_so() -> None:
     step = torch.poisson((300 * likely / likely.mean()).view(8, 8).expand(32, -1, -1), generator=generator).long()
     quotas = StepQuotas.of(planned(step[:16]), 8, CPU)
     before = [fullest(rows.sum(1)) for rows in step[16:]]
-    after = [fullest(computed_rows(rows, quotas.divide(rows)).sum((1, 2))) for rows in step[16:]]
+    after = [fullest(computed_rows(rows, quotas.divide(rows)[0]).sum((1, 2))) for rows in step[16:]]
     assert min(before) > 1.2
     assert sum(after) / 16 < 1.01
     assert max(after) < 1.04
@@ -80,7 +80,7 @@ def test_a_tree_of_four_ranks() -> None:
     table = torch.tensor([[205, 100, 80], [220, 0, 0], [60, 40, 39], [100, 100, 80]])
     held = planned(table.expand(8, -1, -1))
     assert held == ((), (9,), (0,), (0,))
-    forest = StepQuotas.of(held, 3, CPU).divide(table)
+    forest, _ = StepQuotas.of(held, 3, CPU).divide(table)
     assert forest.parent.tolist() == [0, 3, 0, 0]
     assert computed_rows(table, forest).sum((1, 2)).tolist() == [256, 256, 256, 256]
 
@@ -96,9 +96,9 @@ def test_each_node_plans_for_itself() -> None:
     held = plan_step_among(rows.sum(0).flatten().tolist(), squares, 6, 3, 4)
     parts = [planned(step[:, node], 3) for node in (0, 1)]
     assert held == (*parts[0], *(tuple(12 + expert for expert in experts) for experts in parts[1]))
-    both = StepQuotas.of(held, 3, CPU, 4).divide(rows[1])
+    both, _ = StepQuotas.of(held, 3, CPU, 4).divide(rows[1])
     for node, part in enumerate(parts):
-        alone = StepQuotas.of(part, 3, CPU).divide(step[1, node])
+        alone, _ = StepQuotas.of(part, 3, CPU).divide(step[1, node])
         mine = slice(4 * node, 4 * node + 4)
         assert torch.equal(both.parent[mine], alone.parent + 4 * node)
         assert torch.equal(both.quota[mine], alone.quota)
@@ -133,9 +133,10 @@ def test_copies_that_few_ranks_have_are_filled_first() -> None:
     table = torch.tensor([[260, 140, 100], [0, 0, 0], [100, 0, 0]])
     held = planned(table.expand(4, -1, -1))
     assert held == ((), (0,), (1, 0))
-    forest = StepQuotas.of(held, 3, CPU, 3).divide(table)
+    forest, _ = StepQuotas.of(held, 3, CPU, 3).divide(table)
     assert forest.quota.tolist() == [[0, 0, 0], [200, 0, 0], [0, 100, 0]]
-    both = StepQuotas.of(((), (0,), (0,)), 1, CPU, 3).divide(torch.tensor([[100], [0], [0]]))
+    both, _ = StepQuotas.of(((), (0,), (0,)), 1, CPU, 3).divide(torch.tensor([[100], [0], [0]]))
     assert both.quota.tolist() == [[0], [33], [33]]
-    scarce = StepQuotas.of(((), (0,), (0,)), 2, CPU, 3).divide(torch.tensor([[40, 140], [0, 0], [0, 0]]))
+    scarce, left = StepQuotas.of(((), (0,), (0,)), 2, CPU, 3).divide(torch.tensor([[40, 140], [0, 0], [0, 0]]))
     assert scarce.quota.tolist() == [[0, 0], [40, 0], [0, 0]]
+    assert left.tolist() == [0, 20, 60]
