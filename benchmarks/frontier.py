@@ -2,6 +2,8 @@
 
     python benchmarks/frontier.py floors [--json] [--cases 1000] [--first 0]
     python benchmarks/frontier.py phases | rules [--json] [--seconds 100] [--schedules zbv,dualpipe]
+    python benchmarks/frontier.py tune [--json] [--seconds 30] [--seeds 1]
+    python benchmarks/frontier.py page [--json]
 
 `floors`: random small problems. Each has the ops of a library schedule on 2 to 4 ranks, latency and random caps. Stages
 have whole times and memory of their own. Backwards are split or not, and pairs are kept or dissolved. CP-SAT finds the
@@ -10,7 +12,8 @@ best order of each without the floor's help, as its search begins with no bound.
 Instrument: the solver's proof (status `optimal`). A problem without a proof within the effort is counted as undecided.
 
 `phases`, `rules`: `benchmarks/frontier_rules.py` says what they measure. `phases` prints for each schedule how many
-held-out orders its text gives. `failed` counts schedules with a wrong text.
+held-out orders its text gives. `failed` counts schedules with a wrong text. `tune`, `page`:
+`benchmarks/frontier_commands.py` does.
 
 Printed by `floors`: cases, failed, undecided, on_floor (the best order's makespan is the floor), above_carlier (the
 floor is above the bound of `schedc.search.bounds`), and the problems that failed.
@@ -26,6 +29,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from frontier_commands import measured_page, measured_searches
 from frontier_rules import SCHEDULES, measured_phases, measured_rules
 
 from schedc.compiler import legal_schedule
@@ -111,10 +115,13 @@ def _random_caps(draw: Random, seed: Schedule, costs: Costs, freedom: Freedom) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("word", choices=("floors", "phases", "rules"))
+    parser.add_argument("word", choices=("floors", "phases", "rules", "tune", "page"))
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
-    parser.add_argument("--seconds", type=float, default=100.0, help="most seconds for texts of one schedule")
+    parser.add_argument(
+        "--seconds", type=float, default=100.0, help="most seconds for texts of one schedule, or 30 for a search"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="searches of each row of `tune`")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="names for `phases`, with commas")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -124,6 +131,8 @@ def main() -> None:
         ),
         "phases": lambda: measured_phases(options.schedules.split(","), options.seconds),
         "rules": lambda: measured_rules(options.seconds),
+        "tune": lambda: measured_searches(min(options.seconds, 30.0), options.seeds),
+        "page": measured_page,
     }
     facts = words[options.word]()
     print(json.dumps(facts) if options.json else "\n".join(f"{key}: {value}" for key, value in facts.items()))

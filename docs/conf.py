@@ -10,7 +10,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
-from generate import codes, commands, decisions, docstrings, schedules  # noqa: E402
+from generate import codes, commands, decisions, docstrings, frontier, schedules  # noqa: E402
 from generate.write import write  # noqa: E402
 
 project = "schedc"
@@ -41,6 +41,7 @@ def _generate(app: Any) -> None:
     reference = DOCS / "reference"
     write(reference / "codes", codes.pages())
     write(reference / "commands", commands.pages())
+    write(reference / "frontier", frontier.pages())
     write(reference / "schedules", schedules.pages())
 
 
@@ -61,7 +62,8 @@ def _draw(app: Any, exception: Exception | None) -> None:
     """Write the drawings to explore, which are pages of their own, beside the built site."""
     if exception is None and app.builder.format == "html":
         names = [entry["name"] for entry in schedules.library()]
-        write(Path(app.outdir) / "drawings", {f"{name}.html": schedules.drawing(name, "html") for name in names})
+        drawings = {f"{name}.html": schedules.drawing(name, "html") for name in names}
+        write(Path(app.outdir) / "drawings", {**drawings, frontier.PAGE: frontier.explored()})
 
 
 def _rewrite(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:

@@ -14,6 +14,7 @@ from schedc.cli import COMMANDS
 from schedc.cli.plan import plan_command
 from schedc.codes import CODES
 from schedc.load.library import names
+from support.commands import facts_of
 from support.needs import needs
 from support.paths import ROOT
 from support.warm_command import run_python
@@ -43,7 +44,18 @@ def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
     expected = {"codes": set(CODES), "schedules": set(names()), "commands": {*COMMANDS, *plans}}
     for folder, wanted in expected.items():
         assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
-    assert {path.stem for path in (site / "drawings").iterdir()} == set(names())
+    assert {path.stem for path in (site / "drawings").iterdir()} == {*names(), "frontier"}
+
+
+def test_the_second_page_has_every_schedule_between_bubble_and_memory(site: Path) -> None:
+    tree = (site / "index.html").read_text(encoding="utf-8").split('class="sidebar-tree"')[1]
+    assert re.findall(r'class="reference internal" href="([^"]+)"', tree)[0] == "reference/frontier/index.html"
+    page = (site / "reference" / "frontier" / "index.html").read_text(encoding="utf-8")
+    shown = re.sub(r"<[^>]+>", "", page)
+    facts = facts_of("frontier", "-D", "P=8", "-D", "M=32")
+    assert [point["command"] for point in facts["points"] if point["command"] not in shown] == []
+    assert f"<strong>{min(point['bubble'] for point in facts['points']):.4g}</strong>" in page
+    assert (site / "drawings" / "frontier.html").read_text(encoding="utf-8").count("<script") > 0
 
 
 def test_every_page_of_the_folder_is_built(site: Path) -> None:
