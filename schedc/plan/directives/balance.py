@@ -67,8 +67,9 @@ def _write(plan: Plan) -> Iterator[str]:
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
-    """copies: the most on a rank. copy_bytes: weights of one. gradient_bytes: gradients of one.
+    """slots: as the plan says them, or null. copies: the most on a rank. copy_bytes: weights of one.
 
+    gradient_bytes: gradients of one.
     slot_bytes: of a layer, for the step or for each microbatch in flight, at most. worst_rows: the most that a rank can
     compute of a microbatch. Null where the plan does not say the sizes.
     """
@@ -83,6 +84,7 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     facts = {
         "by": balance.by,
         "within": balance.within,
+        "slots": balance.slots,
         "in_place": balance.in_place,
         "copies": copies,
         "copy_bytes": size or None,
@@ -117,6 +119,7 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     )
     fullest = f", {shown(balance['held_bytes'])} on the fullest rank" if balance.get("held_bytes") else ""
     within = "" if by_step else f" within {balance['within']:g} of the mean rows"
+    within += "" if by_step or balance["slots"] is None else " where slots suffice"
     yield f"balance by {balance['by']}{within}{where}{most}{size}{held}{fullest}{worst}"
     if balance.get("rows"):
         yield from copies_text(balance["rows"])

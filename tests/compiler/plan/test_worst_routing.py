@@ -87,4 +87,5 @@ def test_a_rank_may_take_rows_for_ranks_below_it() -> None:
     computed = rows_on_ranks(NUMPY, rows, divided(NUMPY, rows, tables)[0]).sum((1, 2))
     assert computed.max() == most_computed(plan) == 225 > 4 * 2 * 25
     slots = replace(plan, balance=Balance(slots=1))
+    assert [Balance(slots=slots).copies(4, 8) for slots in (None, 3, 9)] == [4, 3, 4]
     assert (most_computed(slots), most_computed(replace(plan, balance=Balance()))) == (200, 76)
