@@ -13,8 +13,10 @@ from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
 from schedc.cell.graph import Lane
 from schedc.cell.issue_order import scope
 from schedc.cell.standard_blocks import stage_shape
+from schedc.step.costs.exchange import bounded_rows
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe import planner
 from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.even_slots import EvenLender
@@ -167,6 +169,17 @@ def test_copies_of_a_step_in_buffers_of_one_size(dtype: str, products: str, boun
     assert [(*each[:2], each[3]) for each in bounded.counted] == [(*each[:2], each[3]) for each in expected.counted]
     assert sum(rows for rows, *_ in expected.counted) > 0
     assert any(each[2] for each in bounded.counted) == (bound < 2)
+
+
+def test_rows_of_copies_alone_may_exceed_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts before the plan fit. The step runs again, since rows of two hops travel alone beside copies."""
+    monkeypatch.setattr(planner, "bounded_rows", lambda *given, alone: bounded_rows(*given))
+    exact = Case("zbh1", {"P": 1, "M": 3}, "float32", products="grouped", method="hierarchical", nodes=2)
+    small = exact._replace(beside="  sizes bounded 3\n")
+    expected, plain, bounded = run(exact, "step"), run(small, "plain"), run(small, "step")
+    assert differing(bounded, expected) == []
+    assert any(each[2] for each in bounded.counted)
+    assert not any(each[2] for each in plain.counted)
 
 
 def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
