@@ -26,8 +26,9 @@ from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.saved.form import step_folder
 from support import document_cases
 from support.document_cases import alone, packed
-from support.tensor_cases import ORDERS, SCHEDULES, digest, error_of, family, wide_norms
-from support.tensor_expert_cases import errors_of, expert_family
+from support.gradient_errors import error_of
+from support.tensor_cases import ORDERS, SCHEDULES, digest, family, wide_norms
+from support.tensor_expert_cases import expert_family
 from support.tensor_run_cases import wait_for
 
 
@@ -114,7 +115,7 @@ def planned(
                     example={name: value[:2] for name, value in rows.inputs.items()},
                 )  # fmt: skip
                 got = pipe.step(rows.inputs, rows.targets).item()
-                errors += [max(errors_of(pipe, gradients).values()), abs(got - loss) / loss]
+                errors += [error_of(pipe, gradients), abs(got - loss) / loss]
                 bits.add(digest(pipe))
                 mesh = repr(pipe.mesh)
                 pipe.close()

@@ -13,7 +13,8 @@ from schedc_runtime import ChunkedLoss, Mesh, Pipeline
 from schedc_runtime.data.documents import next_tokens, thd_inputs, transformers_inputs
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.tensor_parallel.varlen import attend_by_documents
-from support.tensor_cases import error_of, family, wide_norms
+from support.gradient_errors import error_of
+from support.tensor_cases import family, wide_norms
 
 LENGTHS = ((3, 5), (8,), (1, 6, 1), (2, 2, 2), (7, 1), (4, 4), (5, 2), (8,))
 """Lengths of documents, by row; the fourth and the seventh row are filled up to 8 tokens."""

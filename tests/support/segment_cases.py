@@ -23,8 +23,9 @@ from schedc_runtime.data.documents import transformers_inputs
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from support.document_cases import alone, packed
+from support.gradient_errors import error_of
 from support.orders import schedule
-from support.tensor_cases import digest, error_of, family, wide_norms
+from support.tensor_cases import digest, family, wide_norms
 
 SPLIT = """sched 1
 schedule split(P: ranks = 2, M: microbatches = 2, k: segments = 4) {

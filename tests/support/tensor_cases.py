@@ -21,6 +21,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.trainers import checkpoint
+from support.gradient_errors import error_of
 from support.short_search import search_shortly_on_ranks
 
 search_shortly_on_ranks()
@@ -120,30 +121,6 @@ def drawn(kind: str, forward: StageShape | None, backward: StageShape | None) ->
 
 
 ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping, "drawn": drawn}
-
-
-def own(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """What a rank holds of a whole tensor [...] of a parameter."""
-    part = getattr(parameter, "tensor_parallel", None)
-    if part is None:
-        return tensor
-    dim, size, rank = part
-    return tensor.chunk(size, dim)[rank]
-
-
-def error_of(pipe: Pipeline, expected: Mapping[str, Tensor]) -> float:
-    """The largest difference of a gradient here, relative to the largest gradient of its module."""
-    largest: dict[str, float] = {}
-    for name, grad in expected.items():
-        owner = name.rpartition(".")[0]
-        largest[owner] = max(largest.get(owner, 0.0), grad.abs().max().item())
-    worst = 0.0
-    for name, parameter in pipe.named_parameters():
-        if name in expected:
-            wanted = own(expected[name], parameter)
-            got = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
-            worst = max(worst, ((got - wanted).abs().max() / largest[name.rpartition(".")[0]]).item())
-    return worst
 
 
 def digest(pipe: Pipeline) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any
@@ -18,7 +18,8 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.trainers import checkpoint
-from support.tensor_cases import ORDERS, SCHEDULES, SIZES, batch, digest, loss_fn, own, wide_norms
+from support.gradient_errors import errors_of
+from support.tensor_cases import ORDERS, SCHEDULES, SIZES, batch, digest, loss_fn, wide_norms
 
 KINDS: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -56,28 +57,6 @@ def expert_family(name: str, balance: float = 0.0, **sizes: int) -> nn.Module:
                 value.add_(0.1 * torch.randn_like(value))
     swap_experts(model, balance=balance)
     return model
-
-
-def mine(tensor: Tensor, parameter: nn.Parameter, mesh: Mesh, peer: int) -> Tensor:
-    """What a rank holds of a whole tensor [...] of a parameter. peer: number of the rank, of `Mesh.peer`."""
-    if getattr(parameter, "expert_parallel", False):
-        return tensor.chunk(mesh.experts)[peer % mesh.experts]
-    return own(tensor, parameter)
-
-
-def errors_of(pipe: Pipeline, expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """By name: the largest difference of a gradient here, relative to the largest gradient of its module."""
-    largest: dict[str, float] = {}
-    for name, grad in expected.items():
-        owner = name.rpartition(".")[0]
-        largest[owner] = max(largest.get(owner, 0.0), grad.abs().max().item())
-    peer, errors = pipe.mesh.peer(pipe.places[0]), {}
-    for name, parameter in pipe.named_parameters():
-        if name in expected:
-            wanted = mine(expected[name], parameter, pipe.mesh, peer)
-            got = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
-            errors[name] = ((got - wanted).abs().max() / largest[name.rpartition(".")[0]]).item()
-    return errors
 
 
 def expert_reference(

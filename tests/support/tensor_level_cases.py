@@ -17,9 +17,10 @@ from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.stage.stage import Stage
+from support.gradient_errors import error_of
 from support.paths import ROOT
-from support.tensor_cases import ORDERS, SCHEDULES, batch, digest, error_of, family, loss_fn, reference, wide_norms
-from support.tensor_expert_cases import KINDS, errors_of, expert_family, expert_reference
+from support.tensor_cases import ORDERS, SCHEDULES, batch, digest, family, loss_fn, reference, wide_norms
+from support.tensor_expert_cases import KINDS, expert_family, expert_reference
 
 AHEAD = f"{ROOT}/examples/04_plan/recompute_bubbles.sched:recompute_1f1b"
 """A schedule whose Rs run ahead of the backwards; named ``ahead`` in cases."""
@@ -78,8 +79,7 @@ def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, ex
                 pipe.step({"input_ids": tokens}, labels)
             bits[f"{level} {order}"] = digest(pipe)
             bytes_held[level] = counted[min(counted)]
-            error = max(errors_of(pipe, expected).values()) if experts else error_of(pipe, expected)
-            worst = max(worst, error)
+            worst = max(worst, error_of(pipe, expected))
             pipe.close()
     return {"error": worst, "equal": len(set(bits.values())) == 1, "bits": bits, "held": bytes_held}
 

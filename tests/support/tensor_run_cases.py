@@ -17,11 +17,11 @@ from schedc_runtime import Checkpoints, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.saved.form import COMMIT, step_folder
+from support.gradient_errors import error_of
 from support.tensor_cases import (
     ORDERS,
     batch,
     digest,
-    error_of,
     family,
     loss_fn,
     reference,

@@ -16,13 +16,13 @@ from schedc.ir.plan import HeadLoss
 from schedc.plan import Plan
 from schedc_runtime import ChunkedLoss, Loss, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
+from support.gradient_errors import error_of
 from support.tensor_cases import (
     ORDERS,
     SCHEDULES,
     TOY_PLAN,
     batch,
     digest,
-    error_of,
     family,
     toy,
     wide_norms,

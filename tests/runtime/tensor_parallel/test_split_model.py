@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.tensor_parallel.styles import styles_of
 from schedc_runtime.transport.collectives import SoloCommunicator
+from support.gradient_errors import error_of
 from support.needs import needs
 from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
 
@@ -339,3 +342,15 @@ def test_exchanges_lie_around_cores_and_names_are_unique() -> None:
     boundary = parts.records.first
     assert boundary is not None
     assert boundary.boundaries[1].tensors[0].shape == (2, 4, 32), "own rows alone cross between stages"
+
+
+@pytest.mark.parametrize(("got", "error"), [(float("nan"), float("inf")), (3.0, 0.5), (2.0, 0.0)])
+def test_a_gradient_that_is_no_number_is_an_error(got: float, error: float) -> None:
+    """The bound of all parities here, which `max` over a NaN would keep."""
+    layer = nn.Linear(1, 1)
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    assert layer.bias.grad is not None
+    layer.bias.grad.fill_(got)
+    pipe: Any = SimpleNamespace(mesh=Mesh(1), places=[Coordinate(0, 0)], named_parameters=layer.named_parameters)
+    assert error_of(pipe, {"weight": torch.full((1, 1), 2.0), "bias": torch.full((1,), 2.0)}) == error
