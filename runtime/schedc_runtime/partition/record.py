@@ -28,7 +28,7 @@ from schedc_runtime.partition.left_out import check_head, leave_out
 from schedc_runtime.partition.plain_numbers import asks_for_class, has_symbols, symbols_in_python
 from schedc_runtime.partition.read_notes import ReadNotes
 from schedc_runtime.partition.recorder import ForwardRecorder, Original, Recording
-from schedc_runtime.partition.refusals import refuse_boolean_masks
+from schedc_runtime.partition.refusals import refuse_masks
 from schedc_runtime.partition.structure import Template, recorded_masks, storage_of
 from schedc_runtime.partition.symbols import Conditions, NotSymbolic, Places, Symbols, sizes_of_symbols
 from schedc_runtime.partition.tensor_hooks import BESIDE
@@ -110,7 +110,7 @@ def record(
     raised. Raises `PartitionError` for what cannot be recorded, and `BoundaryError` for arguments on which the model
     fails. Compiled code is recorded as if it were not compiled.
     """
-    refuse_boolean_masks(model, named)
+    refuse_masks(model, named)
     try:
         with as_around():
             recording = _record(model, named, rule, training=training, device=device, around=around, varying=varying)

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from schedc.ir.placement import Placement
 from schedc_runtime.errors import PartitionError
 
+REGISTERED = "schedc_"
+"""How the names of the attention functions begin that pipelines register with Transformers."""
 _HELP = "pass the plain module, and a `mesh` of replicas: the pipeline sums their gradients"
 _HELP_SHARDED = f"{_HELP}; with `Mesh(..., shard_dense=True)` it spreads parameters over them, by FSDP2"
 _WRAPPERS = {
@@ -36,15 +39,22 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def refuse_boolean_masks(model: nn.Module, named: Mapping[str, Any]) -> None:
-    """Raise `PartitionError` for a mask [batch, heads, tokens, tokens] of truth values where attention adds it.
+def refuse_masks(model: nn.Module, named: Mapping[str, Any]) -> None:
+    """Raise `PartitionError` for a mask that Transformers would drop, or add to scores as 0 and 1.
 
-    Transformers' eager attention adds 0 and 1 then, and attends to everything. named: arguments by name.
+    It makes no mask of one [batch, tokens] for an attention function that a pipeline has registered. Where attention is
+    eager, it adds masks as they are. named: arguments by name.
     """
-    if getattr(getattr(model, "config", None), "_attn_implementation", "") != "eager":
-        return
-    for name, value in named.items():
-        if getattr(value, "dtype", None) is torch.bool and len(value.shape) == 4:
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", "") or ""
+    if attention.startswith(REGISTERED) and named.get("attention_mask") is not None:
+        raise PartitionError(
+            f"the batch has an `attention_mask`, and Transformers drops it for the attention of {type(model).__name__},"
+            f" which is `{attention}`",
+            "leave it out, and let position_ids begin anew in each document; without pipelines of that kind, make the"
+            " model anew",
+        )
+    for name, value in named.items() if attention == "eager" else ():
+        if any(getattr(each, "dtype", None) is torch.bool and len(each.shape) == 4 for each in tree_leaves(value)):
             raise PartitionError(
                 f"`{name}` is a mask of truth values, and the eager attention of {type(model).__name__} adds it to"
                 " scores as 0 and 1",

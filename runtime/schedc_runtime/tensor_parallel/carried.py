@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.stage.carries import SLOT, Carries, CarrySlot
 from schedc_runtime.tensor_parallel.attentions import replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.context import context_mask
 
-_NAME = "schedc_carries"
+_NAME = f"{REGISTERED}carries"
 _TOKENS = 2
 """The dimension of tokens in queries, keys, values [B, heads, own, d] and latents [B, 1, own, d]."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.attentions import replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.exchanges import Gather
@@ -27,7 +28,7 @@ from schedc_runtime.tensor_parallel.styles import Core
 
 EXCHANGE = "context_exchange"
 """The name of the exchange in an attention."""
-_NAME = "schedc_context"
+_NAME = f"{REGISTERED}context"
 _MASKS = "_context_masks"
 
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.example import CU_SEQLENS
+from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.tensor_parallel.attentions import PlainAttention, replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.context import context_mask
 
-_NAME = "schedc_documents"
+_NAME = f"{REGISTERED}documents"
 _PLAIN = "documents_attention"
 _TYPES = (torch.bfloat16, torch.float16)
 _OTHERS = ("softcap", "s_aux", "position_bias")

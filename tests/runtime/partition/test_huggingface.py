@@ -163,6 +163,8 @@ def test_eager_attention_takes_no_mask_of_truth_values() -> None:
     with pytest.raises(PartitionError, match="`attention_mask` is a mask of truth values") as refused:
         partition(eager, 2, example={"input_ids": tokens, "attention_mask": mask})
     assert "sdpa" in refused.value.help
+    with pytest.raises(PartitionError, match="`attention_mask` is a mask of truth values"):
+        partition(eager, 2, example={"input_ids": tokens, "attention_mask": {"full_attention": mask}})
     added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
     partition(eager, 2, example={"input_ids": tokens, "attention_mask": added})
     sdpa = make("Llama", attn_implementation="sdpa")

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from schedc_runtime.data import cumulative_lengths, document_mask, thd_inputs
 from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.partition import partition
 from schedc_runtime.tensor_parallel import varlen
 from schedc_runtime.testing import pool
 from support.document_cases import packed
@@ -77,6 +78,16 @@ def test_the_kernel_is_given_what_the_mask_says(window: int | None, monkeypatch:
     assert torch.allclose(by_kernel, masked, atol=1e-14)
     with pytest.raises(PartitionError, match="does not say where documents begin"):
         varlen.documents_attention(attention, query, key, value)
+
+
+@needs("transformers")
+def test_a_mask_of_rows_beside_documents_is_refused() -> None:
+    """Transformers gives it to no attention that we have registered, nor says so."""
+    model, (tokens, documents, _) = family("llama", num_hidden_layers=2), packed()
+    varlen.attend_by_documents(model)
+    example = {**thd_inputs(tokens, documents, 5), "attention_mask": torch.ones_like(tokens)}
+    with pytest.raises(PartitionError, match="Transformers drops it"):
+        partition(model, 2, example=example)
 
 
 def test_the_kernel_is_not_asked_for_what_it_has_not() -> None:
