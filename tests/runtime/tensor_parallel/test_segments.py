@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedc_runtime.errors import StageError
+from schedc_runtime.errors import RuntimeFault, StageError
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.agree.sequences import cut_sequences, segmented_call, whole_sequences
 from schedc_runtime.stage.carries import Carries
@@ -69,7 +69,9 @@ def test_segments_are_rows_behind_the_door() -> None:
     batch = {"input_ids": tokens, "position_ids": tokens}
     cut, _ = segmented_call(batch, None, 4, 2)
     assert cut["input_ids"].tolist()[:4] == [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9, 10, 11]]
-    assert torch.equal(whole_sequences(cut["input_ids"], 2, 2), tokens)
+    assert torch.equal(whole_sequences(cut["input_ids"], 2, 2, 3), tokens)
+    with pytest.raises(RuntimeFault, match=r"an output \[8, 2\] of segments of 3 tokens"):
+        whole_sequences({"pooled": torch.zeros(8, 2)}, 2, 2, 3)
     grids = cut_sequences({"position_ids": tokens.expand(3, 4, 6)}, 2, 2, {"position_ids": 1})
     assert grids["position_ids"][2].tolist() == cut["input_ids"].tolist()
     with pytest.raises(BatchRefused, match="no whole number of sequences"):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, dim_of, dim_of_batch, inside
 
@@ -107,15 +108,22 @@ def _mapped(value: Any, microbatches: int, segments: int, dims: Dims, dim: Dim) 
     return value
 
 
-def whole_sequences(outputs: Any, microbatches: int, segments: int) -> Any:
+def whole_sequences(outputs: Any, microbatches: int, segments: int, tokens: int) -> Any:
     """Outputs [segments of rows, own tokens, ...] of a step put together: [rows, tokens, ...].
 
-    microbatches: number of them, each of whole sequences. A tensor without tokens stays as it is.
+    microbatches: number of them, each of whole sequences. tokens: own ones of a segment. A tensor of one dimension
+    stays as it is. Raises `RuntimeFault` for another without tokens.
     """
 
     def joined(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2:
             return value
+        if value.shape[1] != tokens:
+            raise RuntimeFault(
+                f"the model has an output {list(value.shape)} of segments of {tokens} tokens, each of which has a part"
+                " of a sequence",
+                "return outputs [rows, tokens, ...], or take a schedule without segments",
+            )
         parted = value.reshape(microbatches, segments, -1, *value.shape[1:])
         return torch.cat(parted.unbind(1), 2).flatten(0, 1)
 

@@ -17,7 +17,7 @@ from schedc_runtime.pipeline.agree.batch import SCALAR, Agreement, BatchRefused,
 from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.agree.ragged import cut_batch
-from schedc_runtime.pipeline.agree.sequences import segmented_call, whole_sequences
+from schedc_runtime.pipeline.agree.sequences import POSITIONS, segmented_call, whole_sequences
 from schedc_runtime.pipeline.agree.shapes import agree_on_call, facts_of_call, signature_of_call
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -126,7 +126,7 @@ class StepRunner:
             self.accumulation = Accumulation()  # what an error leaves behind
         outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
-            joined = self._joined(outputs, listed=agreed.gives_lists) if outputs else None
+            joined = self._joined(outputs, agreed) if outputs else None
             if not training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
@@ -158,12 +158,13 @@ class StepRunner:
             batch, targets = segmented_call(batch, targets, count, self._segments, self._dims)
         return cut_batch(batch, count, self._dims), targets
 
-    def _joined(self, outputs: dict[int, Any], *, listed: bool) -> Any:
+    def _joined(self, outputs: dict[int, Any], agreed: Agreement) -> Any:
         """The outputs of a call [rows, ...], with whole sequences; of a list of microbatches, a list."""
-        joined = outputs_of(outputs, listed=listed)
+        joined = outputs_of(outputs, listed=agreed.gives_lists)
         if self._segments == 1:
             return joined
-        return whole_sequences(joined, len(outputs) // self._segments, self._segments)
+        tokens = agreed.signature["fields"][POSITIONS]["shape"][-1]
+        return whole_sequences(joined, len(outputs) // self._segments, self._segments, tokens)
 
     def _executors(self, call: PipelineCall, agreed: Agreement) -> dict[Any, Executor]:
         """The bound code of a call, by place here."""
