@@ -26,6 +26,7 @@ from support.document_cases import alone, packed
 from support.gradient_errors import error_of
 from support.orders import schedule
 from support.tensor_cases import digest, family, wide_norms
+from support.tensor_expert_cases import KINDS, expert_family
 
 SPLIT = """sched 1
 schedule split(P: ranks = 2, M: microbatches = 2, k: segments = 4) {
@@ -55,7 +56,7 @@ DEPTH, SEQUENCES, SEGMENTS = 2, 2, 4
 
 def model_of(name: str) -> nn.Module:
     """A tiny model in float64, the same on every rank."""
-    return family(name, **MODELS[name])
+    return expert_family(name, num_hidden_layers=2) if name in KINDS else family(name, **MODELS[name])
 
 
 def compiled(name: str, M: int = SEQUENCES) -> Program:
@@ -126,6 +127,7 @@ def sequences(rank: int, world: int, names: Sequence[str], orders: int = 20, ten
         with wide_norms():
             model = model_of(name)
             loss, gradients = alone(model)
+            mesh = Mesh(DEPTH, experts=tensor if name in KINDS else 1, tensor=tensor)
             programs = {each: [compiled(each)] for each in ("seq1f1b", "split")}
             if orders:
                 programs["random"] = list(legal_orders(orders))
@@ -133,7 +135,7 @@ def sequences(rank: int, world: int, names: Sequence[str], orders: int = 20, ten
                 errors, bits = [], set()
                 for program in several:
                     options = {"loss_fn": loss_fn} if schedule_name == "random" else {}
-                    with closing(pipe_of(model, program, mesh=Mesh(DEPTH, tensor=tensor), **options)) as pipe:
+                    with closing(pipe_of(model, program, mesh=mesh, **options)) as pipe:
                         got = pipe.step(batch, targets).item()
                         errors += [error_of(pipe, gradients), abs(got - loss) / loss]
                         bits.add(digest(pipe))

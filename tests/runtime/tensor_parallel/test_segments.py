@@ -30,9 +30,9 @@ def test_documents_in_segments_are_those_alone(names: list[str]) -> None:
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
-def test_segments_work_beside_tensor_ranks() -> None:
-    for cases in pool(4).run(f"{CASES}:sequences", timeout=240, names=["llama"], orders=0, tensor=2):
-        assert len(cases) == 2
+def test_segments_work_beside_tensor_and_expert_ranks() -> None:
+    for cases in pool(4).run(f"{CASES}:sequences", timeout=240, names=["llama", "Mixtral"], orders=0, tensor=2):
+        assert len(cases) == 4
         assert all(case["error"] <= 1e-14 for case in cases), cases
 
 
