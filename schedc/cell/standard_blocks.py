@@ -62,16 +62,9 @@ class _BlockBuilder:
     """The nodes so far, and those whose outputs the next block takes."""
 
     def __init__(
-        self,
-        method: str,
-        shared: bool,
-        flat: Lane,
-        hot: Lane | None,
-        distinct: bool,
-        balance: bool,
-        sizes: bool,
+        self, method: str, shared: bool, flat: Lane, hot: Lane | None, distinct: bool, balance: bool, sizes: bool,
         splits: Mapping[str, Lane],
-    ) -> None:
+    ) -> None:  # fmt: skip
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.nodes: list[Node] = []

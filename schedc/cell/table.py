@@ -171,6 +171,9 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
     if table.splits and "dense" in table.roles:
         help = "give `after_gather` the time of an attention or an MLP, and leave `dense` out"
         wrong.append(("S402", "`dense` beside exchanges of tensor or context ranks", "dense", help))
+    named = {_role(name) for name, _ in costs.exchanges}
+    both = [role for role in table.splits if all(f"{role}.{lane}" in named for lane in LINKS)]
+    wrong += [("S402", f"`{role}` has times on both links", role, "leave one of the times out") for role in both]
     return table, [*problems, *wrong]
 
 

@@ -157,7 +157,7 @@ def _attached(schedule: Schedule, costs: Costs) -> tuple[CellTable, dict[str, Pl
 
 
 def _check_splits(table: CellTable, plan: Plan, source: Source | None) -> None:
-    """Raise S402 for times of exchanges among ranks that the plan does not have, and beside levels without times."""
+    """Raise S402 for times of exchanges among ranks that the plan does not have, and beside levels without prices."""
     for roles, axis in ((TENSOR_EXCHANGES, "tp"), (CONTEXT_EXCHANGES, "cp")):
         named = [role for role in roles if any(role_in(name) == role for name, _ in table.costs.exchanges)]
         alone = plan.parallel is not None and getattr(plan.parallel, axis) == 1
@@ -165,9 +165,12 @@ def _check_splits(table: CellTable, plan: Plan, source: Source | None) -> None:
             message = f"[cell] gives `{named[0]}` a time, and the plan has {axis} 1: its ranks exchange nothing there"
             help = f"leave `{named[0]}` out, or write `parallel {axis} 2` into the plan"
             raise DiagnosticError([problem("S402", message, source, named[0], help=help)])
-    level = next((each.level for each in plan.recompute if Level.NONE < each.level < Level.LAYER), None)
-    if table.splits and level is not None:
-        message = f"[cell] has exchanges of tensor or context ranks, beside which no time of level `{level}` is known"
+    levels = [each for each in plan.recompute if each.level > Level.NONE]
+    single = any(each.layers or each.adaptive is not None for each in levels)
+    partial = next((f"level `{each.level}`" for each in levels if each.level < Level.LAYER), "")
+    if table.splits and (single or partial):
+        what = "levels of single layers and ranks" if single else partial
+        message = f"[cell] has exchanges of tensor or context ranks, beside which no time of {what} is known"
         help = "leave the level out, or give times of ops in place of [cell]"
         raise DiagnosticError([problem("S402", message, source, next(iter(table.splits)), help=help)])
 

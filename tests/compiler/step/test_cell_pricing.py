@@ -120,6 +120,7 @@ def test_a_cell_table_is_read_and_written() -> None:
         ('method = "quick"', "S402", "`method` is 'quick'"),
         ("dense = {F = 1}\ngather = {node = 1}", "S402", "`dense` beside exchanges of tensor"),
         ("gather = {host = 1}", "S401", "`gather` has no `host`"),
+        ("gather = {rail = 1, node = 2}", "S402", "`gather` has times on both links"),
     ],
 )
 def test_mistakes_in_a_cell_table_are_found_at_their_lines(line: str, code: str, says: str) -> None:
@@ -159,6 +160,7 @@ def test_keys_between_nodes_leave_rows_of_experts_inside_them() -> None:
         ("parallel dp 2", "", "`gather` a time, and the plan has tp 1"),
         ("parallel tp 2", "keys = {node = 1}\n", "`keys` a time, and the plan has cp 1"),
         ("parallel tp 2  recompute act", "", "no time of level `act`"),
+        ("parallel tp 2  recompute stage 0 layer 1", "", "no time of levels of single layers"),
     ],
 )
 def test_exchanges_that_a_plan_does_not_have_are_refused(lines: str, times: str, says: str) -> None:
