@@ -15,6 +15,8 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
     """
     certificate, plans = facts["certificate"], facts["plans"]
     if not plans:
+        if "record" in facts and (text := _none_under_record(facts)):
+            return text
         if certificate["complete"]:
             return "no plan of this space is legal and fits in memory"
         none = f"; at the medians none takes less than {seconds_text(certificate['bound_s'] or 0.0)} s"
@@ -39,3 +41,11 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
     policies = certificate["policies"]
     apart = f"{policies['left']:,} plans whose order follows the costs"
     return f"{proven}, but for {apart}, which take {seconds_text(policies['bound_s'])} s at least: incomplete"
+
+
+def _none_under_record(facts: Mapping[str, Any]) -> str:
+    """Why a search under a record has no plan; "" where it ended before it found one."""
+    if found := sum(each["plans"] for each in facts["record"]["unpriced"]):
+        return f"none of the {found:,} plans found has a price under the record: another one may have one"
+    ended_early = facts["certificate"]["ended_early"]
+    return "" if ended_early else "the search found no plan that is legal and fits in memory"

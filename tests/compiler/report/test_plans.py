@@ -131,6 +131,18 @@ def test_what_a_search_leaves_open_is_said() -> None:
     )
 
 
+def test_a_search_under_a_record_says_why_it_has_no_plan() -> None:
+    """Under a record a search is never complete, and has not ended early for that."""
+    facts = search_facts() | {"plans": [], "pareto": []}
+    facts["certificate"] |= {"complete": False, "bound_s": None, "kth_s": None}
+    facts["record"] = {"priced": 0, "unpriced": [{"why": "no way fits", "plans": 5}, {"why": "too few", "plans": 3}]}
+    assert certificate_text(facts).startswith("none of the 8 plans found has a price under the record")
+    facts["record"]["unpriced"] = []
+    assert certificate_text(facts) == "the search found no plan that is legal and fits in memory"
+    facts["certificate"]["ended_early"] = True
+    assert certificate_text(facts) == "the search ended early, before it had a plan"
+
+
 def test_plans_that_follow_costs_and_are_not_priced_leave_it_incomplete() -> None:
     facts = search_facts()
     facts["certificate"] |= {
