@@ -112,5 +112,6 @@ def _why(ways: ChosenBalance) -> str:
     if not others:
         return f"Copies of experts: {chosen.name}; no other way is legal here, or none fits."
     second = min(others, key=lambda each: each.makespan)
-    gain = 100 * (second.makespan / chosen.makespan - 1)
-    return f"Copies of experts: {chosen.name}, a pipeline {gain:.1f} % shorter than {second.name}."
+    gain = second.makespan / chosen.makespan - 1
+    than = f"{100 * gain:.1f} % shorter than" if gain > SAME_STEP else "as short as"
+    return f"Copies of experts: {chosen.name}, a pipeline {than} {second.name}."

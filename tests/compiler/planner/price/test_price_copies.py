@@ -148,6 +148,18 @@ def test_pairs_that_do_not_overlap_are_not_priced() -> None:
     assert (in_turn.priced, in_turn.refused) == (None, PAIRS_IN_TURN)
 
 
+def test_a_file_does_not_call_an_equal_pipeline_shorter() -> None:
+    """Even rows: copies copy nothing, and take as long as none."""
+    step, _ = planned("one node")
+    assert step.problem.model.moe is not None
+    even = np.full((1, LAYERS, 1, 4, step.problem.model.moe.experts), 256, np.int32)
+    priced = price_under(step, RecordedRows.of_experts(RECORD, even), {}).priced
+    assert priced is not None
+    assert priced.ways is not None
+    assert priced.ways.chosen.name == "none"
+    assert "## Copies of experts: none, a pipeline as short as hot auto." in priced.plan_text
+
+
 def test_a_way_that_does_not_fit_is_left_out() -> None:
     """Copies need memory: with less of it, another way is the best, and with too little none is."""
     step, known = planned("one node")
