@@ -142,7 +142,7 @@ def _text_parallel(facts: dict[str, Any]) -> Iterator[str]:
         yield f"{axes}: {said['per_rank']:,} devices for each rank of the pipeline{held}"
         if exchanged := said.get("exchanged"):
             sizes = ", ".join(f"{role} {shown(size)}" for role, size in exchanged.items())
-            yield f"a microbatch on a rank: {sizes}"
+            yield f"each exchange of a microbatch on a rank: {sizes}"
 
 
 # ``batch 4608 x 8192 by 1``: the sequences of a step, their tokens, and the sequences of a microbatch.
