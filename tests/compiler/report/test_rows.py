@@ -155,6 +155,7 @@ REFUSING = {
     "layout": ("--layers", "4", "--stages", "2"),
     "diagnose": ("seq1f1b.sched",),
     "frontier": ("-D", "P=2", "-D", "M=2"),
+    "compare": ("1f1b", "-D", "P=2", "-D", "M=2"),
 }
 """The commands with costs that speak of microbatches of equal cost alone."""
 

@@ -37,6 +37,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "connect": {"network"},
         "check_attachments": {"compile"},
         "split_products": set(),
+        "carry_segments": set(),
         "cut_model": {"head", "partition", "first_batch", "names"},
         "tie_weights": {"tied"},
         "make_stages": {"stages", "copied", "weights"},
