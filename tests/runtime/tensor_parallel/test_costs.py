@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,12 +15,12 @@ from schedc_runtime.partition import partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
+from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
 from support.tensor_cases import TOY_PLAN, toy
-from support.tensor_cost_cases import checked_bytes, counted_bytes, counting_stages, judge_bytes
+from support.tensor_cost_cases import checked_bytes, judge_bytes
 from support.tensor_expert_cases import expert_family
-from support.thread_ranks import Meeting, ThreadCommunicator, on_threads
 
 SPLITS = dict.fromkeys(("gather", "scatter", "sum", "enter", "collect"), Lane.NODE)
 ENDS = {"before_sum": "embedding", "before_collect": "head"}
@@ -63,18 +61,11 @@ def test_prices_have_the_exchanges_of_experts_behind_attention() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(("ranks", "level"), [(2, "none"), (4, "full"), (2, "layer")])
 def test_bytes_of_tensor_ranks_are_those_that_are_checked(ranks: int, level: str) -> None:
-    """Ranks are threads. Below `layer` inputs of cores are whole on each."""
-    meeting, told = Meeting(ranks), list[dict[str, Any]]()
-    groups = [
-        ExpertGroup(
-            ThreadCommunicator(meeting, rank), SoloCommunicator("rail"), SoloCommunicator("node"), ranks, rank=rank
-        )
-        for rank in range(ranks)
-    ]
-    stages = [counting_stages(group, level) for group in groups]
-    on_threads(lambda rank: told.append(counted_bytes(stages[rank], level, ranks)), ranks)
+    """Below `layer` inputs of cores are whole on each rank. A thread would count messages of others."""
+    told = pool(4).run("support.tensor_cost_cases:rank_of_bytes", timeout=120, ranks=ranks, level=level)
     row = judge_bytes(told)
     assert not row["failed"], row
     if ranks == 4:
