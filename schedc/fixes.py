@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple, TypeAlias
 
 from schedc.diagnostics import Diagnostic
@@ -68,7 +69,10 @@ def _text(source: Source, span: Span) -> str:
 
 
 def _spelling(finding: Diagnostic) -> Fix | None:
-    """The word that was meant, in place of the first one in the span that the message quotes."""
+    """The word that was meant, in place of the first one in the span that the message quotes.
+
+    It is safe where no other word of the text is as near.
+    """
     meant = _MEANT.match(finding.help)
     if meant is None or finding.source is None:
         return None
@@ -80,7 +84,14 @@ def _spelling(finding: Diagnostic) -> Fix | None:
         return None
     begin = span.column + found.start()
     place = Span(span.line, begin, span.line, begin + len(wrong))
-    return Fix(place, meant[1], f"write `{meant[1]}`", safe=True)
+    words = {*re.findall(r"\w+", finding.source.text)} - {wrong, meant[1]}
+    alone = all(_likeness(wrong, other) < _likeness(wrong, meant[1]) for other in words)
+    return Fix(place, meant[1], f"write `{meant[1]}`", safe=alone)
+
+
+def _likeness(one: str, other: str) -> float:
+    """How alike two words are but for case: 1 for the same letters."""
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
 
 
 def _whole(title: str, safe: bool, replace: Callable[[Diagnostic, str], str | None]) -> _Rule:

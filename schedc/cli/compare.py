@@ -11,6 +11,7 @@ import click
 from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, sizes_argument, write
 from schedc.cli.completion import complete_schedule
 from schedc.cli.frontier import DEFAULT, check_scaled
+from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 @click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", shell_complete=complete_schedule)
 @sizes_argument
 @cost_arguments
-@click.option("--memory", type=click.FloatRange(min=0, min_open=True), help="Microbatches that a rank can hold.")
+@click.option(
+    "--memory",
+    metavar="NUMBER",
+    callback=above_zero("how many microbatches a rank can hold"),
+    help="Microbatches that a rank can hold.",
+)
 @json_argument
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for a page, such as compare.html."

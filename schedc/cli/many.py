@@ -38,7 +38,7 @@ def files_arguments(command: F) -> F:
         form = "json" if as_json else wanted or "text"
         if mend:
             _mend(schedules)
-        if len(schedules) == 1 and not (isinstance(schedules[0], str) and Path(schedules[0]).is_dir()):
+        if len(schedules) == 1 and not _is_folder(schedules[0]):
             with _told(form):
                 return command(schedule=schedules[0], form=form, **rest)
         given = {name for name in rest if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
@@ -56,8 +56,16 @@ def files_arguments(command: F) -> F:
     return click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", type=ScheduleArgument())(formats)  # type: ignore[return-value]
 
 
+def _is_folder(given: Any) -> bool:
+    """Whether an argument alone means the files of a folder. A name of the library means its schedule, as elsewhere."""
+    from schedc.load.library import names
+
+    return isinstance(given, str) and Path(given).is_dir() and given not in names()
+
+
 def _mend(given: Iterable[Any]) -> None:
     """Write the safe edits into the files, and say on stderr which ones."""
+    from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
     from schedc.fixes import mended
     from schedc.load.library import load
@@ -66,8 +74,10 @@ def _mend(given: Iterable[Any]) -> None:
     if strangers := [str(each) for each in given if not isinstance(each, str) or not Path(each).exists()]:
         raise click.UsageError(f"--fix writes into files: {', '.join(strangers)} is none")
     for path in schedule_files(paths):
-        source = load(path)
-        text, done = mended(source, findings)
+        try:
+            text, done = mended(load(path), findings)
+        except DiagnosticError:
+            continue  # it cannot be read, which the check says of it
         for each in done:
             click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
         if done:

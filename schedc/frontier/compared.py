@@ -25,6 +25,8 @@ from schedc.units import equations
 
 LATENCIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Latencies of a message at which steps are compared, in thirds of the work of a rank for a microbatch."""
+_COUNTED = {"P": "ranks", "M": "microbatches"}
+"""By the name of a size of the comparison its role, by which each schedule has it."""
 _SAME = 1e-9
 """Relative difference below which two steps are equally short."""
 
@@ -55,7 +57,7 @@ def compare_schedules(names: Sequence[str], sizes: Mapping[str, int], costs: Cos
     Raises `RequestError` (S111) for a size that none has.
     """
     inputs = {name: open_input(name) for name in names}
-    known = {parameter.name for tree in inputs.values() for parameter in tree.parameters} | {"P", "M"}
+    known = {name for tree in inputs.values() for name in _free(tree)} | set(_COUNTED)
     if unknown := sorted(set(sizes) - known):
         help = did_you_mean(unknown[0], known)
         raise RequestError([Diagnostic("S111", f"no schedule has a size `{unknown[0]}`", help=help)])
@@ -72,16 +74,17 @@ def _compared(name: str, tree: Input, sizes: Mapping[str, int], costs: Costs) ->
     if reason := _no_family(tree):
         return ComparedSchedule(name, name, reason)
     assert isinstance(tree, ScheduleTree)
-    roles = {parameter_of_role(tree, role).name: value for role, value in _by_role(sizes).items()}
-    own = {each.name: sizes[each.name] for each in tree.parameters if each.name in sizes} | roles
+    roles = {parameter_of_role(tree, role).name: sizes[name] for name, role in _COUNTED.items()}
+    own = {name: sizes[name] for name in _free(tree) if name in sizes} | roles
     try:
         return _measured(name, tree, own, costs)
     except DiagnosticError as error:
         return ComparedSchedule(name, name, error.diagnostics[0].message)
 
 
-def _by_role(sizes: Mapping[str, int]) -> dict[str, int]:
-    return {"ranks": sizes["P"], "microbatches": sizes["M"]}
+def _free(tree: Input) -> list[str]:
+    """The sizes that a comparison does not set by their roles."""
+    return [each.name for each in tree.parameters if each.role not in _COUNTED.values()]
 
 
 def _no_family(tree: Input) -> str:
@@ -92,6 +95,8 @@ def _no_family(tree: Input) -> str:
         return "it is an order of one size: give the schedule"
     if any(each.role == "segments" for each in tree.parameters):
         return "its ops are segments of a sequence, which are no microbatches"
+    if other := sorted(set(_free(tree)) & set(_COUNTED)):
+        return f"its size `{other[0]}` is not the {_COUNTED[other[0]]} that -D {other[0]} gives: name it otherwise"
     return ""
 
 

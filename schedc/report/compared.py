@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.frontier.compared import ComparedSchedule, best_by_latency, best_by_memory, fitting
 from schedc.step.costs.costs import Costs
+from schedc.step.ratios import ratios
 
 
 def to_json(
@@ -41,7 +42,7 @@ def _schedule(each: ComparedSchedule, fits: bool) -> dict[str, Any]:
         "per_rank": point and point.sized.per_rank,
         "makespan": point and each.makespan,
         "bubble": point and point.bubble,
-        "bubble_ratio": point and point.bubble / each.makespan,
+        "bubble_ratio": point and float(ratios(each.makespan, each.makespan - point.bubble)),
         "memory": point and point.memory,
         "copies": point and point.copies,
         "messages": point and each.messages,

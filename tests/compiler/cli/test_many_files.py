@@ -37,6 +37,15 @@ def test_a_folder_means_the_files_below_it(files: Path) -> None:
     assert schedc("check", str(files / "right.sched"), str(files / "right.sched")).exit_code == 0
 
 
+def test_a_library_name_means_its_schedule_beside_a_folder_of_that_name(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    (files / "below").rename(files / "1f1b")
+    assert schedc("check", "1f1b").exit_code == 0
+    assert schedc("check", "./1f1b").exit_code == 1
+
+
 def test_annotations_stand_at_the_places_of_findings(files: Path) -> None:
     wrong = files / "below" / "wrong.sched"
     for arguments in ([str(files)], [str(wrong)]):  # a folder, and one file

@@ -64,6 +64,21 @@ def test_check_writes_the_safe_edits_alone(tmp_path: Path) -> None:
     assert "--fix writes into files: 1f1b is none" in schedc("check", "1f1b", "--fix").output
 
 
+def test_a_word_that_may_mean_two_is_left_to_a_person(tmp_path: Path) -> None:
+    two = LINEAR.replace("    phase warmup", "    let wb = 1\n    phase warmup").replace("let w = ", "let wa = ")
+    path = tmp_path / "two.sched"
+    path.write_bytes(two.replace("\n", "\r\n").encode())
+    (tmp_path / "a.sched").write_bytes(b"\xff")
+    (tmp_path / "z.sched").write_text(LINEAR.replace("linear", "linera"), encoding="utf-8")
+    result = schedc("check", str(tmp_path), "--fix", "--json")
+    assert path.read_bytes() == two.replace("\n", "\r\n").encode()
+    assert (tmp_path / "z.sched").read_text(encoding="utf-8") == LINEAR
+    found = {Path(each["file"]).stem: each["diagnostics"] for each in json.loads(result.stdout)["files"]}
+    assert [each["code"] for each in found["a"]] == ["S122"]
+    assert [(each["fix"]["text"][0], each["fix"]["safe"]) for each in found["two"]][0] == ("w", False)
+    assert found["z"] == []
+
+
 def test_json_and_sarif_have_the_edit(tmp_path: Path) -> None:
     path = tmp_path / "mine.sched"
     path.write_text(CODES["S151"].wrong, encoding="utf-8")

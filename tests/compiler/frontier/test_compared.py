@@ -65,12 +65,28 @@ def test_an_own_schedule_takes_its_ranks_by_role(tmp_path: Path) -> None:
     assert facts_of(*mine["command"].split()[1:])["makespan"] == mine["makespan"]
 
 
+def test_a_size_that_is_named_as_another_one_is_refused(tmp_path: Path) -> None:
+    path, other = tmp_path / "mine.sched", tmp_path / "other.sched"
+    path.write_text(re.sub(r"\bP\b", "N", load("1f1b").text), encoding="utf-8")
+    other.write_text(path.read_text(encoding="utf-8").replace("(N:", "(P: count = 2, N:"), encoding="utf-8")
+    assert "no schedule has a size `N`" in schedc("compare", str(path), "-D", "N=4").output
+    result = schedc("compare", str(path), str(other), "-D", "P=2", "-D", "M=2")
+    assert result.exit_code == 1
+    assert "its size `P` is not the ranks that -D P gives" in result.stdout
+
+
+def test_steps_without_work_have_no_bubble() -> None:
+    rows = facts_of("compare", "zbv", "-D", "P=2", "-D", "M=4", *(f"--cost={key}=0" for key in "FIW"))["schedules"]
+    assert [(row["makespan"], row["bubble_ratio"]) for row in rows] == [(0, 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
         (("1f1b", "--memory", "0"), "0"),
+        (("1f1b", "--memory", "nan"), "'nan' is not above 0"),
         ((), "SCHEDULE"),
     ],
 )
