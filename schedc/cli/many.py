@@ -77,7 +77,7 @@ def _mend(given: Iterable[Any]) -> None:
         try:
             text, done = mended(load(path), findings)
         except DiagnosticError:
-            continue  # the check says that it cannot be read
+            continue  # the check reports files that cannot be read
         for each in done:
             click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
         if done:

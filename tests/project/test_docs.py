@@ -21,6 +21,7 @@ REFERENCE = ROOT / "docs" / "reference"
 GENERATED = {
     REFERENCE / "codes": {"index", *CODES},
     REFERENCE / "commands": {"index", *COMMANDS},
+    REFERENCE / "frontier": {"index"},
     REFERENCE / "schedules": {"index", *names()},
 }
 """Folders of pages that `make docs` writes, and the names of their pages."""
