@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,16 +52,22 @@ def mended(source: Source, findings: Callable[[Source], Iterable[Diagnostic]]) -
             break
         finding, fix = fixes[0]
         done.append(finding)
-        source = Source(source.name, edited(source, fix.span, fix.text), source.path)
+        source = edited(source, fix.span, fix.text)
     return source, done
 
 
-def edited(source: Source, span: Span, text: str) -> str:
-    """The whole text with another one in place of a span."""
-    lines: Sequence[str] = source.lines
+def edited(source: Source, span: Span, text: str) -> Source:
+    """The source with another text in place of a span."""
+    lines = source.lines
     before = [*lines[: span.line - 1], lines[span.line - 1][: span.column - 1]]
     behind = [lines[span.end_line - 1][span.end_column - 1 :], *lines[span.end_line :]]
-    return "\n".join(before) + text + "\n".join(behind)
+    return replace(source, text="\n".join(before) + text + "\n".join(behind))
+
+
+def finding_words(finding: Diagnostic) -> str:
+    """Message, notes and help, a line each: for tools that have a place of their own for code and source."""
+    help = [f"help: {finding.help}"] if finding.help else []
+    return "\n".join([finding.message, *(f"note: {note}" for note in finding.notes), *help])
 
 
 def _text(source: Source, span: Span) -> str:
@@ -117,8 +124,9 @@ def _line_out(finding: Diagnostic, text: str) -> Fix | None:
     line = finding.source.line(finding.primary.span.line)
     if line.split("#")[0].strip() != text:
         return None
-    number = finding.primary.span.line
-    return Fix(Span(number, 1, number + 1, 1), "", f"leave out `{text}`", safe=False)
+    number, lines = finding.primary.span.line, finding.source.lines
+    whole = Span(number, 1, number + 1, 1) if number < len(lines) else Span(number, 1, number, len(lines[-1]) + 1)
+    return Fix(whole, "", f"leave out `{text}`", safe=False)
 
 
 def _closing(finding: Diagnostic, _text: str) -> Fix | None:

@@ -10,7 +10,7 @@ import click
 
 from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, sizes_argument, write
 from schedc.cli.completion import complete_schedule
-from schedc.cli.frontier import DEFAULT, check_scaled
+from schedc.cli.frontier import DEFAULT, check_priced, check_scaled
 from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def compare_command(
 
     sizes = {**DEFAULT, **sizes}
     check_scaled(costs, "a comparison")
+    if output is not None:
+        check_priced(sizes["P"], sizes["M"], "-o draws floors, for which ")
     compared = compare_schedules(tuple(dict.fromkeys(schedules)), sizes, costs)
     facts = to_json(sizes["P"], sizes["M"], compared, costs, memory)
     click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))

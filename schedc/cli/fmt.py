@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from schedc.cli.common import EPILOG, FINDINGS, print_findings
-from schedc.cli.many import schedule_files
+from schedc.cli.many import own_text, schedule_files
 
 
 @click.command(epilog=EPILOG)
@@ -41,13 +41,11 @@ def fmt_command(files: tuple[Path, ...], check: bool) -> None:
 
 def _format(path: Path, check: bool) -> bool:
     """Formats one file, or shows the change with ``check``. Returns whether the text changes."""
-    from schedc.load.library import load
     from schedc.source import Source
     from schedc.syntax.formatter import format_source
 
     standard = str(path) == "-"
-    source = Source("<stdin>", sys.stdin.read()) if standard else load(path.absolute())
-    source = Source(source.name if standard else str(path), source.text)
+    source = Source("<stdin>", sys.stdin.read()) if standard else own_text(path)
     text = format_source(source)
     changed = text.encode() != source.text.encode()
     if check:

@@ -45,8 +45,7 @@ def frontier_command(
     if unknown := sizes.keys() - DEFAULT.keys():
         raise click.UsageError(f"the sizes are P and M, not {', '.join(sorted(unknown))}")
     ranks, microbatches = ({**DEFAULT, **sizes}[name] for name in DEFAULT)
-    if not (2 <= ranks <= _MOST_RANKS and 1 <= microbatches <= _MOST_MICROBATCHES):
-        raise click.UsageError(f"P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
+    check_priced(ranks, microbatches)
     check_scaled(costs, "the frontier")
     points = list(library_points(ranks, microbatches, costs))
     searched = list(searched_cells(ranks, microbatches, costs, seconds)) if seconds else []
@@ -57,6 +56,12 @@ def frontier_command(
 
         found = [cell.point for cell in searched if cell.point is not None]
         write(page_of(facts, [*points, *found], costs), output)
+
+
+def check_priced(ranks: int, microbatches: int, what: str = "") -> None:
+    """Refuses sizes whose floors take too long. what: in front of the sizes in the message."""
+    if not (2 <= ranks <= _MOST_RANKS and 1 <= microbatches <= _MOST_MICROBATCHES):
+        raise click.UsageError(f"{what}P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
 
 
 def check_scaled(costs: Costs, what: str) -> None:

@@ -17,6 +17,7 @@ from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
     from schedc.diagnostics import Diagnostic
+    from schedc.source import Source
 
 FOREIGN = ("sarif", "github")
 """Formats of other tools."""
@@ -68,14 +69,13 @@ def _mend(given: Iterable[Any]) -> None:
     from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
     from schedc.fixes import mended
-    from schedc.load.library import load
 
     paths = [Path(each) for each in given if isinstance(each, str)]
     if strangers := [str(each) for each in given if not isinstance(each, str) or not Path(each).exists()]:
         raise click.UsageError(f"--fix writes into files: {', '.join(strangers)} is none")
     for path in schedule_files(paths):
         try:
-            text, done = mended(load(path), findings)
+            text, done = mended(own_text(path), findings)
         except DiagnosticError:
             continue  # the check reports files that cannot be read
         for each in done:
@@ -103,6 +103,14 @@ def schedule_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         files |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
     return list(files)
+
+
+def own_text(path: Path) -> Source:
+    """The text of a file, though it has the name of a schedule of the library; raises as `schedc.load.library.load`."""
+    from schedc.load.library import load
+    from schedc.source import Source
+
+    return Source(str(path), load(path.absolute()).text)
 
 
 def check_files(given: Iterable[str], form: str) -> None:
@@ -140,9 +148,8 @@ def print_foreign(findings: tuple[Diagnostic, ...], form: str) -> None:
 def _findings(path: Path) -> list[Diagnostic]:
     from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
-    from schedc.load.library import load
 
     try:
-        return findings(load(path))
+        return findings(own_text(path))
     except DiagnosticError as error:
         return list(error.diagnostics)

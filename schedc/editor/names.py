@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from schedc.diagnostics import DiagnosticError
 from schedc.editor.hover import word_at
 from schedc.elaborate.names import NameUse, name_uses
+from schedc.fixes import edited
 from schedc.ir.ops import LETTERS
 from schedc.source import Source, Span
 from schedc.step.costs.keys import COST_SYMBOLS
@@ -35,15 +37,16 @@ class Occurrence:
     defined: Span
 
 
-def occurrences(source: Source) -> list[Occurrence]:
+@lru_cache(maxsize=8)
+def occurrences(source: Source) -> tuple[Occurrence, ...]:
     """All names of a text by place: of schedules, sizes, definitions and variables; none where it does not parse."""
     try:
         file = parse(source)
     except DiagnosticError:
-        return []
+        return ()
     found = [each for tree in file.schedules for each in _of_schedule(tree)]
     found += [each for plan in file.plans for each in _of_plan(plan, file)]
-    return sorted(found, key=lambda each: each.span)
+    return tuple(sorted(found, key=lambda each: each.span))
 
 
 def _of_schedule(tree: ScheduleTree) -> Iterator[Occurrence]:
@@ -115,16 +118,14 @@ def rename(source: Source, line: int, column: int, name: str) -> list[Span] | st
     if any(each.name == name for each in every):
         return f"`{name}` already has a meaning in this file"
     places = [each.span for each in every if _same(each, one)]
-    renamed = Source(source.name, replaced(source, places, name))
+    renamed = renamed_source(source, places, name)
     if len([each for each in occurrences(renamed) if each.name == name]) != len(places):
         return f"`{name}` has another meaning in the language"
     return places
 
 
-def replaced(source: Source, places: list[Span], text: str) -> str:
-    """The text of a source with another text at each of the places, which lie on one line each."""
-    lines = list(source.lines)
+def renamed_source(source: Source, places: list[Span], name: str) -> Source:
+    """The source with another name at each of the places."""
     for span in sorted(places, reverse=True):
-        line = lines[span.line - 1]
-        lines[span.line - 1] = line[: span.column - 1] + text + line[span.end_column - 1 :]
-    return "\n".join(lines)
+        source = edited(source, span, name)
+    return source

@@ -20,7 +20,7 @@ from schedc.editor.hover import WORDS, hover_code, word_at
 from schedc.editor.names import occurrence_at, references, rename
 from schedc.editor.outline import OutlineSymbol, blocks, symbols
 from schedc.editor.semantic import TOKEN_TYPES, semantic_tokens
-from schedc.fixes import fix_of
+from schedc.fixes import finding_words, fix_of
 from schedc.load.library import load, names, open_schedule
 from schedc.source import NOWHERE, Source, Span
 from schedc.syntax.formatter import format_source
@@ -221,20 +221,13 @@ def _source(server: LanguageServer, uri: str) -> Source:
 
 
 def _diagnostic(source: Source, uri: str, finding: Diagnostic) -> types.Diagnostic:
-    message = "\n".join(
-        (
-            finding.message,
-            *(f"note: {note}" for note in finding.notes),
-            *([f"help: {finding.help}"] * bool(finding.help)),
-        )
-    )
     related = [
         types.DiagnosticRelatedInformation(types.Location(uri, _range(source, label.span)), label.text)
         for label in finding.secondary
     ]
     return types.Diagnostic(
         range=_range(source, finding.primary.span),
-        message=message,
+        message=finding_words(finding),
         severity=types.DiagnosticSeverity.Error,
         code=finding.code,
         source="schedc",

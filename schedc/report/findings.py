@@ -9,7 +9,7 @@ from typing import Any
 from schedc import __version__
 from schedc.codes import CODES
 from schedc.diagnostics import Diagnostic, Label
-from schedc.fixes import fix_of
+from schedc.fixes import finding_words, fix_of
 from schedc.source import NOWHERE, Source, Span
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -40,9 +40,8 @@ def _rule(code: str) -> dict[str, Any]:
 
 
 def _result(finding: Diagnostic) -> dict[str, Any]:
-    text = "\n".join([finding.message, *finding.notes, *([f"help: {finding.help}"] if finding.help else [])])
     others = [label for label in finding.secondary if label.span != NOWHERE]
-    result: dict[str, Any] = {"ruleId": finding.code, "level": "error", "message": {"text": text}}
+    result: dict[str, Any] = {"ruleId": finding.code, "level": "error", "message": {"text": finding_words(finding)}}
     if finding.source is not None:
         if (fix := fix_of(finding)) is not None:
             change = {"deletedRegion": _region(fix.span), "insertedContent": {"text": fix.text}}
@@ -82,8 +81,7 @@ def to_github(findings: Sequence[Diagnostic]) -> Iterator[str]:
             if span != NOWHERE:
                 fields += [f"line={span.line}", f"col={span.column}"]
                 fields += [f"endLine={span.end_line}", f"endColumn={span.end_column}"]
-        text = "\n".join([finding.message, *finding.notes, *([f"help: {finding.help}"] if finding.help else [])])
-        yield f"::error {','.join(fields)}::{_data(text)}"
+        yield f"::error {','.join(fields)}::{_data(finding_words(finding))}"
 
 
 def _data(text: str) -> str:

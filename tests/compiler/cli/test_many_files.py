@@ -46,6 +46,13 @@ def test_a_library_name_means_its_schedule_beside_a_folder_of_that_name(
     assert schedc("check", "./1f1b").exit_code == 1
 
 
+def test_a_file_named_like_the_library_is_the_file(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(files)
+    (files / "zbv").write_text(WRONG, encoding="utf-8")
+    facts = json.loads(schedc("check", "./zbv", "right.sched", "--json").stdout)
+    assert [[one["code"] for one in each["diagnostics"]] for each in facts["files"]] == [["S501"], []]
+
+
 def test_annotations_stand_at_the_places_of_findings(files: Path) -> None:
     wrong = files / "below" / "wrong.sched"
     for arguments in ([str(files)], [str(wrong)]):  # a folder, and one file
@@ -53,7 +60,7 @@ def test_annotations_stand_at_the_places_of_findings(files: Path) -> None:
         (line,) = result.stdout.splitlines()
         head, _, text = line.partition("::")[2].partition("::")
         assert head == f"error title=S501 a claim does not hold,file={wrong},line=8,col=3,endLine=8,endColumn=27"
-        assert text.startswith("the claim `bubble == (P-1)*F` does not hold%0Acounterexample: ")
+        assert text.startswith("the claim `bubble == (P-1)*F` does not hold%0Anote: counterexample: ")
         assert "%0Ahelp: correct the claim" in text
         assert result.exit_code == 1
     assert schedc("check", "1f1b", "--format", "github").stdout == ""

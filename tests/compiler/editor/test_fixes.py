@@ -40,9 +40,7 @@ def test_an_edit_ends_its_finding_and_begins_no_other() -> None:
             fix = fix_of(finding)
             if fix is None:
                 continue
-            after = {
-                (each.code, each.message) for each in findings(Source("a.sched", edited(source, fix.span, fix.text)))
-            }
+            after = {(each.code, each.message) for each in findings(edited(source, fix.span, fix.text))}
             assert (finding.code, finding.message) not in after, (name, fix)
             assert after <= known, (name, fix)
             mended.add(finding.code)

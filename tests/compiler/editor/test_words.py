@@ -11,7 +11,7 @@ import pytest
 from schedc.compiler import legal_schedule
 from schedc.editor.complete import completions
 from schedc.editor.hints import hints
-from schedc.editor.names import occurrence_at, occurrences, references, rename, replaced
+from schedc.editor.names import occurrence_at, occurrences, references, rename, renamed_source
 from schedc.editor.outline import blocks, symbols
 from schedc.editor.semantic import semantic_tokens
 from schedc.elaborate.names import checked
@@ -124,7 +124,7 @@ def test_every_name_of_the_library_can_have_another_one() -> None:
         for one in {(each.name, each.defined): each for each in occurrences(source)}.values():
             places = rename(source, one.span.line, one.span.column, "another_1")
             assert isinstance(places, list), (name, one, places)
-            after = parse(Source(name, replaced(source, places, "another_1")))
+            after = parse(renamed_source(source, places, "another_1"))
             for old, tree in zip(before, after.schedules, strict=True):
                 new = legal_schedule(checked(tree), {})
                 for column in ("kind", "stage", "microbatch", "pair"):

@@ -85,6 +85,7 @@ def test_steps_without_work_have_no_bubble() -> None:
     [
         (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
+        (("1f1b", "-D", "P=64", "-o", "page.html"), "-o draws floors, for which P is from 2 to 16"),
         (("1f1b", "--memory", "0"), "0"),
         (("1f1b", "--memory", "nan"), "'nan' is not above 0"),
         ((), "SCHEDULE"),
