@@ -106,4 +106,12 @@ S4: tuple[DiagnosticCode, ...] = (
         "node. The figure takes every microbatch in flight for the worst. Adaptive recomputation counts the worst "
         "routing in `memory` itself, and S406 then refuses the plan. With `--replicas` there is no warning.",
     ),
+    DiagnosticCode(
+        "S414",
+        "memory that holds without gathered rows alone",
+        "`schedc check` prints this warning for a plan with a `memory` in bytes, and `parallel` with tp or cp above 1. "
+        "The memory of a plan counts a rank's own rows, as Megatron-LM keeps them. This runtime keeps inputs of cores, "
+        "keys and values as they were gathered, until the backward. A rank fits without them, and not with them. "
+        "`recompute layer` gathers inputs of cores again, and keeps own rows. With `--replicas` there is no warning.",
+    ),
 )

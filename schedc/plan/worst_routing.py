@@ -20,7 +20,7 @@ from schedc.plan.layout.parts import WITH_EXPERTS, WORK, layers_in
 from schedc.plan.peak_memory import MemoryBesideWorks
 from schedc.step.dependencies import Dependencies
 from schedc.step.placed_works import PlacedWorks
-from schedc.syntax.plan import PlanTree
+from schedc.syntax.plan import MemoryLine, PlanTree
 from schedc.units import amount, shown
 
 
@@ -34,20 +34,24 @@ def worst_routing(
     line, plan = tree.memory, held.plan
     if line is None or not line.unit or (plan.balance is None and plan.bound is None):
         return None
-    limit, more = amount(line.limit, line.unit), beyond_mean(held)
+    more, most = beyond_mean(held), worst_case_rows(plan)
     worst = replace(held, slots=replace(held.slots, in_flight=held.slots.in_flight + more))
-    memory = MemoryBesideWorks(worst, dependencies, placed or PlacedWorks.none())
-    rank, most = int(np.argmax(memory.peaks)), worst_case_rows(plan)
-    if most is None or memory.peaks[rank] <= limit * (1 + 1e-12):
+    beyond = beyond_limit(line, MemoryBesideWorks(worst, dependencies, placed or PlacedWorks.none()), "could hold")
+    if most is None or beyond is None:
         return None
-    op = dependencies.schedule.op(memory.peak(rank).row)
     assert plan.experts is not None
-    times = most.experts / plan.experts.top
-    message = (
-        f"rank {rank} could hold {shown(memory.peaks[rank], up=True)} at {op.stage}{op.kind.name}{op.microbatch}, and "
-        f"the plan allows {shown(limit)}: a router may send it {times:.3g} times the mean rows"
-    )
+    message = f"{beyond}: a router may send it {most.experts / plan.experts.top:.3g} times the mean rows"
     return Diagnostic("S413", message, Label(line.span), help=_help(plan), source=tree.source)
+
+
+def beyond_limit(line: MemoryLine, memory: MemoryBesideWorks, verb: str) -> str | None:
+    """What the fullest rank holds beside what the plan allows, as text; None where it fits. verb: before the bytes."""
+    limit, rank = amount(line.limit, line.unit), int(np.argmax(memory.peaks))
+    if memory.peaks[rank] <= limit * (1 + 1e-12):
+        return None
+    op = memory.dependencies.schedule.op(memory.peak(rank).row)
+    held = shown(memory.peaks[rank], up=True)
+    return f"rank {rank} {verb} {held} at {op.stage}{op.kind.name}{op.microbatch}, and the plan allows {shown(limit)}"
 
 
 def _help(plan: Plan) -> str:

@@ -215,13 +215,15 @@ def _record(analysis: Analysis) -> dict[str, Any]:
 
 def _warnings(analysis: Analysis) -> Iterator[Diagnostic]:
     """What may go wrong with a plan that is right."""
+    from schedc.plan.gathered_memory import beyond_gathered
     from schedc.plan.worst_routing import worst_routing
 
     if analysis.lines is None or analysis.replicas:
         return
     placed = None if analysis.offloading is None else analysis.offloading.placed
-    warning = worst_routing(analysis.lines.tree, analysis.held, analysis.dependencies, placed)
-    yield from () if warning is None else (warning,)
+    for warned in (worst_routing, beyond_gathered):
+        if warning := warned(analysis.lines.tree, analysis.held, analysis.dependencies, placed):
+            yield warning
 
 
 def _cells(analysis: Analysis) -> dict[str, Any]:

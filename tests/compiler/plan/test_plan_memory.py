@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -24,6 +25,9 @@ from schedc.plan import (
 )
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.parameters import expert_parameters, expert_share, layer_parameters
+from schedc.plan.counts.split_ranks import kept_gathered
+from schedc.plan.gathered_memory import with_gathered
+from schedc.plan.held_memory import most_held
 from schedc.plan.layout.parts import PartKind
 from schedc.plan.writer import read_plan
 from schedc.planner.presets.library import open_model
@@ -300,11 +304,45 @@ def test_what_ranks_gather_stands_beside_the_memory(
     assert "gathered" not in checked(tmp_path, "dp 2", "")
 
 
-def checked(folder: Path, split: str, more: str, schedule: str = "1f1b") -> dict[str, Any]:
+@pytest.mark.parametrize(
+    ("split", "more", "schedule"),
+    [
+        ("tp 2", "", "1f1b"),
+        ("tp 4 cp 2", "", "zbh1"),
+        ("cp 2", "", "1f1b"),
+        ("tp 2", "recompute layer", "zbh1"),
+        ("tp 2", "recompute layer in bubbles", "zbh1"),
+    ],
+)
+def test_a_memory_that_gathered_rows_exceed_is_warned_of(tmp_path: Path, split: str, more: str, schedule: str) -> None:
+    """The figure is what `gathered` and the memory say together: one warning just below it, none at it."""
+    large = checked(tmp_path, split, more, schedule)
+    step = analyse(tmp_path / "split.sched", {})
+    assert step.bytes is not None
+    kept = kept_gathered(step.plan, step.layout)
+    assert kept is not None
+    gathered = most_held(step.schedule, *kept)
+    assert large["gathered_peak"] == gathered.max()
+    whole = with_gathered(step.held, kept).peaks()
+    assert step.bytes.peak.max() < whole.max() <= (step.bytes.peak + gathered).max()
+    if not more:
+        assert whole == pytest.approx(step.bytes.peak + gathered, rel=1e-12), "one microbatch more holds both"
+    warnings = {}
+    for name, limit in (("below", whole.max() - 1), ("at", whole.max() + 1)):
+        checked(tmp_path, split, more, schedule, f"{limit / 1e6:.6f} MB")
+        facts = report(analyse(tmp_path / "split.sched", {}))["plan"]
+        warnings[name] = [each["message"] for each in facts["warnings"] if each["code"] == "S414"]
+    rank = int(np.argmax(whole))
+    assert warnings["at"] == []
+    (warning,) = warnings["below"]
+    assert warning.startswith(f"rank {rank} holds {shown(whole[rank], up=True)} at {rank}")
+
+
+def checked(folder: Path, split: str, more: str, schedule: str = "1f1b", memory: str = "1 GB") -> dict[str, Any]:
     """What `schedc check` says of the line ``parallel``."""
     path = folder / "split.sched"
     lines = f'layout "Ett|tL"  block hidden 32 heads 4 head 8 keys 2 inner 64  tokens 8 dtype fp32  parallel {split}'
-    path.write_text(f"sched 1\nplan p = {schedule}(P = 2, M = 4) {{ {lines}  {more}  memory 1 GB }}\n")
+    path.write_text(f"sched 1\nplan p = {schedule}(P = 2, M = 4) {{ {lines}  {more}  memory {memory} }}\n")
     result = CliRunner().invoke(main, ["check", str(path), "--json"])
     assert result.exit_code == 0, result.output
     facts: dict[str, Any] = json.loads(result.stdout)["plan"]["parallel"]
