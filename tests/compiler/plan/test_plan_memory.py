@@ -315,7 +315,7 @@ def test_what_ranks_gather_stands_beside_the_memory(
     ],
 )
 def test_a_memory_that_gathered_rows_exceed_is_warned_of(tmp_path: Path, split: str, more: str, schedule: str) -> None:
-    """The figure is what `gathered` and the memory say together: one warning just below it, none at it."""
+    """The figure is what `gathered` and the memory say together. A memory just below the figure is warned of."""
     large = checked(tmp_path, split, more, schedule)
     step = analyse(tmp_path / "split.sched", {})
     assert step.bytes is not None
