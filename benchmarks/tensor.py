@@ -78,7 +78,7 @@ def _exact(same: Sequence[Row]) -> Row:
 
 
 def _once(same: Sequence[Row]) -> Row:
-    """Of partial sums: as many in the second step as in the first one, and none in W."""
+    """Judges partial sums: the second step starts as many as the first one, and W starts none."""
     once = all(row["sums"] == [row["sums"][0]] * 2 and row["in W"] == 0 for row in same)
     row = _exact(same)
     return row | {"once": once, "failed": row["failed"] or not once}

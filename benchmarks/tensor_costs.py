@@ -60,7 +60,7 @@ POINTS = 0.03
 """The most by which a predicted share may differ from the measured one."""
 
 WIDTH, ROWS, TOKENS = 256, 2, 64
-"""Of the model whose bytes are counted: columns, and the sequences of a microbatch with their tokens."""
+"""The model whose bytes are counted has WIDTH columns; a microbatch has ROWS sequences of TOKENS tokens."""
 LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
 SHARE = 0.03
 """The most by which counted bytes may differ from those of `schedc check`."""

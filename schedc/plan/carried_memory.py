@@ -1,6 +1,6 @@
 """What segments of a sequence hold besides their activations: keys and values of the whole sequence, and gradients.
 
-Of c bytes of keys and values in a segment, k segments hold beside what activations count:
+A segment has c bytes of keys and values. Besides the activations, k segments hold:
 
     F of segment 0                + (k-1) c    room for the whole sequence
     F of each further one         - c          its own are in the room, and in its activation

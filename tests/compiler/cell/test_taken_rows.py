@@ -71,7 +71,7 @@ def test_longer_microbatches_are_several_of_the_record() -> None:
 
 
 def test_rows_are_shared_within_one() -> None:
-    """Of any number of neighbours of the experts, too."""
+    """Neighbouring experts together are within one as well, however many they are."""
     known = record()
     rows = by_expert(known)
     for total in (7, 59, 61, 89):

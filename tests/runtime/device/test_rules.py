@@ -80,7 +80,7 @@ def test_what_a_device_refuses_is_refused_by_file_and_line() -> None:
 
 
 def test_entries_are_turned_in_every_form() -> None:
-    """Of duplicates the first stays, in each operation that writes by an index."""
+    """The first duplicate stays, in each operation that writes by an index."""
     index, values = torch.tensor([1, 1, 0]), torch.tensor([1.0, 2.0, 3.0])
     with simulated_device(rules=("duplicates", "sums")):
         assert torch.zeros(2).scatter(0, index, values).tolist() == [3, 1]

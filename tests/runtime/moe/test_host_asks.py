@@ -37,7 +37,7 @@ def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
             assert host_asks.asks(method, mode) == (1, 0)
         for mode in ("padded", "bounded"):
             assert host_asks.asks(method, mode) == (0, 0)
-            assert host_asks.on_meta(method, mode)
+            host_asks.run(host_asks.layer_of(method, mode, "meta"), "meta")
 
 
 def test_copies_of_a_step_ask_once_and_not_at_all_in_buffers_of_one_size() -> None:

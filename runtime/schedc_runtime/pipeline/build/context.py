@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def cuts_sequences(model: nn.Module, program: Program) -> bool:
     """Whether a pipeline cuts sequences into the segments of its program.
 
-    Of other models than those of Transformers, each segment of the order is a microbatch of whole rows.
+    A pipeline cuts the sequences of Transformers' models alone. For other models each segment is a microbatch of rows.
     """
     return program.segments > 1 and of_transformers(model)
 
