@@ -8,7 +8,7 @@ BARE := .venv-bare
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs dist bench kernels gpu figures clean
+.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs playground dist bench kernels gpu figures clean
 
 setup: $(READY)
 
@@ -86,6 +86,9 @@ lock: setup  ## requirements.lock: every package with its hashes; what it pins s
 
 docs: setup  ## the site in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
+
+playground: setup  ## the page that checks and draws in a browser, in build/playground; `make docs` puts it beside the site
+	$(BIN)/python docs/playground/build.py build/playground
 
 dist: setup  ## source distribution and wheel, built from it as a user's pip does, and checked as a package index does
 	rm -rf dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ project = "schedc"
 author = "The schedc developers"
 copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["generate", "static"]
+exclude_patterns = ["generate", "playground", "static"]
 default_role = "literal"
 smartquotes = False
 
@@ -32,6 +33,9 @@ html_theme = "furo"
 html_title = "schedc"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+PLAYGROUND = DOCS.parent / "build" / "playground"
+"""What `make playground` built, if it did. Without it the site has no links to it."""
+html_js_files = [("playground_links.js", {"type": "module"})] if PLAYGROUND.is_dir() else []
 html_show_sourcelink = False
 html_copy_source = False
 
@@ -64,6 +68,8 @@ def _draw(app: Any, exception: Exception | None) -> None:
         names = [entry["name"] for entry in schedules.library()]
         drawings = {f"{name}.html": schedules.drawing(name, "html") for name in names}
         write(Path(app.outdir) / "drawings", {**drawings, frontier.PAGE: frontier.explored()})
+        if PLAYGROUND.is_dir():
+            shutil.copytree(PLAYGROUND, Path(app.outdir) / "playground", dirs_exist_ok=True)
 
 
 def _rewrite(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:

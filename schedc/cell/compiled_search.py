@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,12 @@ class SearchLoops:
 _interpreted_seconds = [0.0]
 
 
-def interpreted(seconds: float) -> None:
-    """Adds what a search took without loops. They are loaded once all of it is what loading costs.
-
-    seconds: CPU time of the search, in seconds.
-    """
-    _interpreted_seconds[0] += seconds
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Adds the CPU time of a search without loops. They are loaded once all searches took what loading costs."""
+    begin = process_time()  # a browser's Python has no clock of threads
+    yield
+    _interpreted_seconds[0] += process_time() - begin
 
 
 @contextmanager

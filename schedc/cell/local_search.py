@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from itertools import zip_longest
 from math import inf
-from time import thread_time
 from typing import NamedTuple
 
 from schedc.cell.compiled_search import CompiledSearch, SearchLoops, interpreted, list_runs, loops_for
@@ -95,10 +94,10 @@ def improved(
     each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
     if loops := loops_for(whole):
         return placed_in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))
-    search, begin = _Search(tasks, duration, bound), thread_time()
-    search.shortest(orders, each)
-    search.leave_earlier(last)
-    interpreted(thread_time() - begin)
+    search = _Search(tasks, duration, bound)
+    with interpreted():
+        search.shortest(orders, each)
+        search.leave_earlier(last)
     return search.placed()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from time import thread_time
 
 from schedc.cell.bounds import lower_bound
 from schedc.cell.compiled_search import interpreted, list_runs
@@ -75,9 +74,8 @@ def _searched(tasks: Tasks, duration: tuple[float, ...], effort: float, *starts:
     """The best schedule of the search. effort: its share. starts: schedules from which it begins before all others."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
-    begin = thread_time()
-    tried = [Tried.of(tasks, placed, bound) for placed in map(list_runs(tasks, duration), rules)]
-    interpreted(thread_time() - begin)
+    with interpreted():
+        tried = [Tried.of(tasks, placed, bound) for placed in map(list_runs(tasks, duration), rules)]
     merits = [each.merit for each in tried]
     more = varied(tasks, duration, rules[merits.index(min(merits))], bound, effort)
     return improved(tasks, duration, ([Tried.of(tasks, each, bound) for each in starts], tried, more), bound, effort)

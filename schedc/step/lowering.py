@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Int8, Int32, Int64
+from schedc.ir.arrays import Int8, Int32, Int64, as_index
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
 from schedc.step.numba_kernels import MAX, MEET, PACE, kernels, lower_closed
@@ -128,7 +128,7 @@ class _Lowering:
         ends = np.cumsum(size[levels.order], dtype=np.int32)
         self.base = np.empty(cells, np.int32)
         self.base[levels.order] = ends - steps[levels.order]
-        self.outs = self.base + np.array([each.outs for each in forms], np.int32).T.take(form, axis=1)
+        self.outs = self.base + np.array([each.outs for each in forms], np.int32).T.take(as_index(form), axis=1)
         self.dependencies, total = dependencies, int(ends[-1]) if cells else 0
         ends, start = np.append(self.outs[0], np.int32(-1)), dependencies.rank_start
         self.reached = ends[dependencies.previous]

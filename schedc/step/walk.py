@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Floats, Int8, Int32, Int64, reduceat
+from schedc.ir.arrays import Floats, Int8, Int32, Int64, as_index, reduceat
 from schedc.step.numba_kernels import MEET, PACE, assign_rows, chains, kernels, one_column, run_columns
 
 _WIDTH = 256
@@ -103,8 +103,8 @@ class InputLevels:
     order: Int64
     start: Int64
     width: list[int]
-    source: Int64
-    lag: Int64
+    source: npt.NDArray[np.intp]
+    lag: npt.NDArray[np.intp]
     late: list[bool]
 
     @classmethod
@@ -113,7 +113,7 @@ class InputLevels:
         column = np.arange(count.max(initial=0))[:, None]
         place = walk.first[:-1][order] + np.where(column < count, column, 0)
         width = reduceat(np.maximum, count, start[:-1]).tolist() if order.size else []
-        source, lag = walk.source[place].astype(np.int64), walk.lag[place].astype(np.int64)
+        source, lag = as_index(walk.source[place]), as_index(walk.lag[place])
         late = reduceat(np.logical_or, np.asarray(lag.any(axis=0)), start[:-1]).tolist() if order.size else []
         return cls(order, start, width, source, lag, late)
 

@@ -109,9 +109,13 @@ class Browser:
 
         fragment: the part of the address after the path. ready: an expression that is true from then on.
         """
+        self.visit(page.as_uri() + fragment, ready)
+
+    def visit(self, url: str, ready: str) -> None:
+        """Loads an address, and waits until an expression is true there."""
         self.call("Page.navigate", url="about:blank")  # a new fragment alone would load nothing
         self.faults, self.urls = [], []
-        self.call("Page.navigate", url=page.as_uri() + fragment)
+        self.call("Page.navigate", url=url)
         self.wait_for(f"document.readyState === 'complete' && {ready}")
 
     def value(self, expression: str) -> Any:
@@ -120,6 +124,12 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def result(self, promise: str) -> Any:
+        """What a promise on the page resolves to."""
+        answer = self.call("Runtime.evaluate", expression=promise, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def now(self, expression: str) -> Any:
         """The value of an expression on the page, without waiting for a frame."""

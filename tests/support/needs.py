@@ -21,6 +21,8 @@ BARE = bool(os.environ.get("SCHEDC_BARE"))
 
 PROGRAMS = {"dot": ("dot",), "chromium": ("chromium", "chromium-browser", "google-chrome"), "g++": ("g++",)}
 """The names under which a program is looked for."""
+PLAYGROUND = ROOT / "build" / "playground"
+"""The folder with the page of `make playground`."""
 TRAINERS = ROOT / "build" / "trainers"
 """The folder with the packages of `make trainers`."""
 _REMEDIES = {
@@ -28,6 +30,7 @@ _REMEDIES = {
     "cairosvg": "make pictures",
     "chromium": "make browser",
     "g++": "a C++ compiler for inductor",
+    "playground": "make playground",
     "torchtitan": "make trainers",
     "nemo_automodel": "make trainers",
     "megatron": "make trainers",
@@ -44,6 +47,8 @@ def lacking(name: str) -> str:
     remedy = _REMEDIES.get(name, "make setup")
     if name in PROGRAMS:
         present = program(name) is not None
+    elif name == "playground":
+        present = not BARE and (PLAYGROUND / "offline.js").exists()
     elif remedy == "make trainers":
         present = not BARE and (TRAINERS / ".ready").exists()
     else:

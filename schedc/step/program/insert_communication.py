@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount
+from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, as_index, bincount
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
@@ -267,7 +267,7 @@ def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: 
         if compiled:
             compiled(loops.place_send_waits)(order, cells.rank, cells.rank_start, number, messages.producer, gap)
             continue
-        taken = by_cell.take(order, axis=0).ravel()
+        taken = by_cell.take(as_index(order), axis=0).ravel()
         message = taken[taken >= 0]
         marks = _marked(cells, order, messages.consumer[message], cells.rank[messages.producer[message]])
         message = message[marks.mark]

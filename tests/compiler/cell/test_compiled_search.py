@@ -110,10 +110,17 @@ def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
     monkeypatch.setattr(compiled, "_interpreted_seconds", [0.0])
     monkeypatch.setattr(compiled, "_compile_seconds", compiled._compile_seconds.__wrapped__)
     monkeypatch.setattr(compiled, "load", lambda: loops)
+    clock = [0.0]
+    monkeypatch.setattr(compiled, "process_time", lambda: clock[0])
+
+    def search_for(seconds: float) -> None:
+        with compiled.interpreted():
+            clock[0] += seconds
+
     assert compiled.loops_for(10**6) is None
-    compiled.interpreted(0.3)
+    search_for(0.3)
     assert compiled.loops_for(10**6) is None
-    compiled.interpreted(0.2)
+    search_for(0.2)
     assert compiled.loops_for(10**6) is None, "they have to be compiled"
     kept = tmp_path / "search_loops.shorten-1.nbi"
     kept.write_bytes(b"")
@@ -122,8 +129,8 @@ def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
     os.utime(kept, (0, 0))
     assert compiled.loops_for(10**6) is None, "older than the source"
     with compiled.first_of(10):
-        compiled.interpreted(0.8)
+        search_for(0.8)
     assert compiled.loops_for(10**6) is None, "the first of ten took 0.8 s, and those before 0.5 s"
     with compiled.first_of(2):
-        compiled.interpreted(0.6)
+        search_for(0.6)
     assert compiled.loops_for(10**6) is loops

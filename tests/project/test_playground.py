@@ -1,0 +1,121 @@
+"""The playground answers with what commands print: in this process, and as a built page in a browser, bit by bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from playground.answers import MOST_OPS, answer, command
+
+from schedc.load.library import load, names
+from support.chromium import Browser
+from support.needs import PLAYGROUND, needs
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(do: str, text: str = "", **more: Any) -> dict[str, Any]:
+    request = {"do": do, "text": text, "form": "sched", "name": "", "schedule": "", "sizes": {}, "costs": {}} | more
+    return dict(json.loads(answer(json.dumps(request))))
+
+
+def test_a_text_is_checked_and_drawn_at_sizes_and_costs(room: Path) -> None:
+    text = load("zbv").text
+    drawn = asked("draw", text, sizes={"P": "3", "M": ""}, costs={"p2p": "0.5"})
+    options = ("mine.sched", "-D", "P=3", "--cost", "p2p=0.5")
+    assert drawn["facts"] == json.loads(command("check", *options, "--json").out)
+    assert drawn["svg"] == command("show", *options, "--format", "svg").out
+    assert drawn["facts"]["sizes"]["P"] == 3
+    assert (drawn["schedules"], set(drawn["sizes"]), drawn["error"]) == (["zbv"], {"P", "M"}, "")
+
+
+def test_findings_have_places_and_wrong_sizes_a_reason(room: Path) -> None:
+    broken = asked("draw", load("zbv").text.replace("place v", "plaice v"))
+    (finding,) = broken["facts"]["diagnostics"]
+    assert finding["code"] == "S001"
+    assert finding["line"] > 1
+    assert broken["svg"] == ""
+    few = asked("draw", load("zbv").text, sizes={"P": "0"})
+    assert "P" in json.dumps(few["facts"]["diagnostics"] if few["facts"] else few["error"])
+    letters = asked("draw", load("zbv").text, sizes={"P": "four"})
+    assert "four" in letters["error"]
+
+
+def test_more_ops_than_a_tab_takes_are_refused_before_they_are_made(room: Path) -> None:
+    large = asked("draw", load("1f1b").text, sizes={"P": "1000", "M": "1000000"})
+    assert (large["facts"], large["svg"]) == (None, "")
+    assert f"{MOST_OPS:,}" in large["error"]
+    assert "2,000,000,000" in large["error"]
+
+
+def test_one_of_several_schedules_is_chosen(room: Path) -> None:
+    two = load("gpipe").text + load("1f1b").text.replace("sched 1", "")
+    drawn = asked("draw", two, schedule="1f1b")
+    assert drawn["schedules"] == ["gpipe", "1f1b"]
+    assert drawn["facts"]["schedule"] == "1f1b"
+
+
+def test_orders_of_torch_come_in_and_go_out(room: Path) -> None:
+    order = asked("export", load("zbv").text, to="csv", sizes={"P": "2", "M": "4"})["text"]
+    again = asked("draw", order, form="csv")
+    assert (
+        again["facts"]["makespan"] == asked("draw", load("zbv").text, sizes={"P": "2", "M": "4"})["facts"]["makespan"]
+    )
+    assert again["svg"].startswith("<svg")
+    assert "S607" in asked("export", load("zbv").text, to="megatron")["error"]
+
+
+def test_texts_are_completed_coloured_and_formatted(room: Path) -> None:
+    text = load("1f1b").text
+    line = next(at for at, each in enumerate(text.split("\n"), 1) if "place" in each)
+    words = asked("complete", text, line=line, column=len("  place ") + 1)["words"]
+    assert {"linear", "v"} <= {each["word"] for each in words}
+    kinds = {kind for *_, kind in asked("colour", text)["tokens"]}
+    assert {"enumMember", "parameter"} <= kinds
+    assert asked("format", text.replace("  place", "      place"))["text"] == text
+    assert "layout" in asked("layout", text, layout="Et|t|t")["text"]
+
+
+def test_the_library_is_compared_with_the_text(room: Path) -> None:
+    facts = asked("compare", load("1f1b").text, sizes={"P": "2", "M": "4"})["facts"]
+    assert [row["schedule"] for row in facts["schedules"]] == ["mine.sched", *names()]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("localhost", 0), partial(Quiet, directory=PLAYGROUND))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.slow
+@needs("chromium", "playground")
+def test_the_page_gives_the_native_bytes_and_asks_no_other_host(room: Path, address: str) -> None:
+    with Browser(room / "profile") as browser:
+        browser.visit(address, "document.body?.dataset.round === '1'")
+        for name in names():
+            request = {"do": "draw", "name": name, "text": load(name).text, "form": "sched", "sizes": {}, "costs": {}}
+            drawn = browser.result(f"playground.ask({json.dumps(request)})")
+            assert drawn == asked("draw", load(name).text, name=name), name
+            assert drawn["svg"], name
+        assert browser.now("document.querySelector('#drawing svg') !== null")
+        assert "bubble" in browser.now("document.getElementById('figures').textContent")
+        assert (browser.faults, [url for url in browser.urls if not url.startswith((address, "about:"))]) == ([], [])
