@@ -33,10 +33,12 @@ rebalance Experts that move between steps, on four real processes: bits of ranks
           and back, and faults at each phase. `failed` counts runs with other bits, and faults that leave ranks apart.
           `max over mean` has drawn loads of 256 experts on 32 ranks: how even ranks are where experts stay, or move
           every 50 or 10 steps.
-record    Steps beside steps whose routing is recorded, `--pairs` of them in turns, all ranks in one process: ratio of
-          processor times with its standard error, by what a plan lets ranks gather. Each step has a record of its own,
-          which is opened and closed. The model is small (24 tokens of a rank, width 8), so that the fixed work of a
-          record weighs more than in a large one. `failed` counts ratios above 1.01.
+record    Steps beside steps whose routing is recorded, `--pairs` of them in turns, all ranks in one process, by what a
+          plan lets ranks gather. `own` is 1 plus the processor time of the record itself over a step without one: it is
+          opened and closed, and notes rows. `ratio` compares whole steps, with its standard error. Each step has a
+          record of its own. The model is small (24 tokens of a rank, width 8), so that the fixed work of a record
+          weighs more than in a large one. `failed` counts plans whose `own` is above 1.01, or whose `ratio` is, less
+          three standard errors.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--plans", type=int, default=100_000)
-    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=1024, help="of a rank in a microbatch")
     parser.add_argument("--networks", type=lambda text: [*map(float, text.split(","))], default=[2.0, 9.0, 36.0])
     parser.add_argument("--seed", type=int, default=0)

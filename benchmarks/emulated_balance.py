@@ -37,6 +37,7 @@ from schedc.cell.table import CellTable
 from schedc.compiler import Analysis, analyse
 from schedc.ir.arrays import Int32
 from schedc.load.library import Text
+from schedc.planner.price.copies import LINES
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc_runtime import Mesh, Pipeline
@@ -48,8 +49,6 @@ from schedc_runtime.testing import pool
 BLOCKS, MICROBATCHES = 4, 8
 SKEWS = (1.0, 1.25, 1.6)
 """Rows of the fullest rank over the mean, as routing is drawn."""
-WAYS = {"none": "", "hot auto": "hot auto", "by step": "balance by step", "by microbatch": "balance by microbatch"}
-"""The candidates, and their lines of a plan."""
 NEAR = 1.01
 """The emulated step of the choice over the shortest one, at most."""
 UNIT = 1e-3
@@ -101,7 +100,7 @@ def chosen(rho: float, dispatch: float) -> Analysis:
 def rank_of_way(rank: int, world_size: int, way: str, dispatch: float, skews: Sequence[float]) -> list[float]:
     """Emulated seconds of a step on this process for each skew, behind a step that fixes copies for it."""
     costs = costs_of(dispatch)
-    text = Text(Source("step.sched", plan_text(WAYS[way])), "step")
+    text = Text(Source("step.sched", plan_text(LINES[way])), "step")
     program = schedc.compile(text, costs=Costs(cell=CellTable(costs)))
     mesh = Mesh(PIPELINE, RANKS, per_node=RANKS)
     pipe = Pipeline(model_of(BLOCKS), program, loss_fn=token_loss, mesh=mesh, cells=costs, timeout=300)
@@ -158,9 +157,9 @@ def auto(options: argparse.Namespace) -> dict[str, Any]:
             "emulated_balance:rank_of_way", timeout=600, way=way, dispatch=dispatch, skews=SKEWS,
         ), strict=True)]
         for dispatch in options.networks
-        for way in WAYS
+        for way in LINES
     }  # fmt: skip
-    cases = [_case(rho, dispatch, {way: steps[way, dispatch][n] for way in WAYS})
+    cases = [_case(rho, dispatch, {way: steps[way, dispatch][n] for way in LINES})
              for dispatch in options.networks for n, rho in enumerate(SKEWS)]  # fmt: skip
     return {
         "cases": len(cases),
@@ -181,7 +180,7 @@ def _case(rho: float, dispatch: float, emulated: dict[str, float]) -> dict[str, 
         "chosen": balanced.chosen.name,
         "fastest": min(emulated, key=lambda way: emulated[way]),
         "over_fastest": emulated[balanced.chosen.name] / min(emulated.values()),
-        "error": max(abs(predicted[way] / emulated[way] - 1) for way in WAYS),
+        "error": max(abs(predicted[way] / emulated[way] - 1) for way in LINES),
         **{f"{way} emulated_s": time for way, time in emulated.items()},
-        **{f"{way} predicted_s": predicted[way] for way in WAYS},
+        **{f"{way} predicted_s": predicted[way] for way in LINES},
     }

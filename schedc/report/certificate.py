@@ -23,7 +23,7 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
         return f"the search ended early, before it had a plan{none if certificate['bound_s'] else ''}"
     if "record" in facts:
         priced, fit = facts["record"]["priced"], facts["space"]["fit"]
-        return f"{priced:,} of {fit:,} plans were priced with copies of experts: another one may be faster"
+        return f"{priced:,} of {fit:,} plans were priced under the record: another one may be faster"
     bound, best = certificate["bound_s"], plans[0]["step_s"]
     if certificate["ended_early"]:
         gap = 100 * (1 - bound / best)

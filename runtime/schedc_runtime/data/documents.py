@@ -23,8 +23,12 @@ def document_positions(documents: Tensor) -> Tensor:
     document; what fills a row up has a number of its own.
     """
     places = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
-    other = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-    return places - (places * other).cummax(1).values
+    return places - (places * _begins(documents)).cummax(1).values
+
+
+def _begins(documents: Tensor) -> Tensor:
+    """[rows, tokens] bool: whether a document begins at the token."""
+    return functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
 
 
 def document_mask(documents: Tensor) -> Tensor:
@@ -59,11 +63,12 @@ def transformers_inputs(tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
 def cumulative_lengths(documents: Tensor, most: int) -> Tensor:
     """[rows, most + 1] int32 where each document of a row begins, and then the row's end (``cu_seqlens``).
 
-    documents: as of `document_positions`; looked at on the host. most: documents of a row, at most. The end is repeated
-    for those that a row has not, so that all steps have one shape. Raises `RuntimeFault` for a row with more.
+    documents: as of `document_positions`. They are looked at on the host, where a loader has them. most: documents of a
+    row, at most. The end is repeated for those that a row has not, so that all steps have one shape. Raises
+    `RuntimeFault` for a row with more.
     """
     rows, tokens = documents.shape
-    begins = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True).cpu()
+    begins = _begins(documents).cpu()
     counts = begins.sum(1)
     if int(counts.max()) > most:
         fullest = int(counts.argmax())

@@ -287,7 +287,7 @@ def counts_of_experts(everyone: Tensor, shape: Shape) -> Counts:
 
 def rows_of_choices(everyone: Tensor, experts: int) -> Tensor:
     """[R, E] int32 rows by source rank and expert of the choices [R, N, k], where others than experts are none."""
-    return tally(torch.where((everyone < 0) | (everyone >= experts), experts, everyone), experts)
+    return tally(everyone.clamp(-1, experts) + 1, experts + 1)[..., 1:]
 
 
 class Runs(NamedTuple):

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 
 from schedc.cell.recorded_rows import RecordedRows
 from schedc.cell.rows import CellRows
+from schedc.ir.plan import Balance, Plan
+from schedc.plan.choose_balance import WAYS
+from schedc.plan.writer import write_plan
 from schedc.step.costs.costs import Costs
 
 RECORD = "routing.npz"
 """The record among the files of plans, which their cost files name."""
 
-LINES = {"none": "", "hot auto": "hot auto", "by step": "balance by step", "by microbatch": "balance by microbatch"}
-"""The line of each way to copy experts, by its name in `schedc.plan.choose_balance`."""
+LINES = {way.name: write_plan(way.applied(Plan(), Balance("auto"))) for way in WAYS}
+"""The line of each way to copy experts, by its name."""
 
 COPYING = frozenset(line.partition(" ")[0] for line in LINES.values() if line)
 """The words of these lines."""

@@ -103,7 +103,7 @@ def test_text_says_which_copies_and_why(tmp_path: Path) -> None:
     assert "none 0." in text.partition("copies of experts in 01")[2]
     assert "alone and with the best copies: " in text
     assert "--exclude 'ep > 1 and not overlap and schedule in " in text.replace("\n  ", " ")
-    assert text.endswith("\n2 of 2 plans were priced with copies of experts: another one may be faster\n")
+    assert text.endswith("\n2 of 2 plans were priced under the record: another one may be faster\n")
     lines = text.partition("the space: ")[2].partition(";")[0]
     assert "hot" not in lines
     assert "migrate" in lines
