@@ -173,7 +173,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--plans", type=int, default=100_000)
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=1024, help="of a rank in a microbatch")
     parser.add_argument("--networks", type=lambda text: [*map(float, text.split(","))], default=[2.0, 9.0, 36.0])
     parser.add_argument("--seed", type=int, default=0)

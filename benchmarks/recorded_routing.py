@@ -30,7 +30,7 @@ WAYS = {
 """Lines of a plan by name: what ranks gather, and where rows are counted, differs by these."""
 MOST = 1.01
 """The largest part of a step without recording that a step with it may take."""
-WARM_UP = 3
+WARM_UP = 2
 """Steps of both kinds before the first that counts; copies by step exist from the second on."""
 
 

@@ -202,7 +202,9 @@ def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     if plan.balance is None:
         return
     own = plan.experts.count // ranks if plan.experts and ranks else None
+    peers = plan.balance.peers(plan.topology.nodes, plan.topology.per_node) if plan.topology else None
     beside = {
+        "nodes of one rank, which copies leave `over group` alone": peers == 1,
         "a `capacity`, under which all ranks have the same rows": plan.capacity is not None,
         "bounded sizes, which do not know copies of a microbatch": plan.bound is not None and plan.balance.by != "step",
         "`hot` experts with copies of their own": plan.hot is not None,

@@ -118,8 +118,8 @@ class _Cut(NamedTuple):
 
 
 def _candidates(cut: _Cut) -> Iterator[tuple[str, Bins]]:
-    for number, bins in enumerate(_swaps(cut)):
-        yield f"{number + 1} swaps", bins
+    for number, bins in enumerate(_swaps(cut), 1):
+        yield f"{number} swap{'s' if number > 1 else ''}", bins
     every = np.arange(cut.bins)
     yield "LPT", _kept_close(_lpt(cut.load, np.arange(len(cut.load)), cut.bins, cut.slots), cut.now, [every])
     nodes = cut.bins // cut.terms.per_node
