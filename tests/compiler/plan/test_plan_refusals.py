@@ -60,7 +60,7 @@ from support.plan_cases import MOE, written
         (f"{MOE}\n  balance by step\n  alltoall hierarchical", None),
         (f"{MOE}\n  balance by microbatch over group\n  capacity 1.25", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by microbatch over group\n  sizes bounded 1.25", [("S158", 3, 3)]),
-        (f"{MOE}\n  balance by microbatch", [("S158", 3, 3)]),
+        (f"{MOE.replace('2 x 4', '8 x 1')}\n  balance by microbatch", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by step\n  sizes bounded 1.25", None),
         (f"{MOE}\n  balance by step\n  sizes bounded 1.25\n  alltoall hierarchical", None),
         (f"{MOE}\n  balance by microbatch over group\n  hot 2", [("S158", 3, 3)]),
