@@ -11,7 +11,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
-from generate import codes, commands, decisions, docstrings, frontier, schedules  # noqa: E402
+from generate import codes, commands, decisions, docstrings, frontier, schedules, schemas  # noqa: E402
 from generate.write import write  # noqa: E402
 
 project = "schedc"
@@ -47,6 +47,7 @@ def _generate(app: Any) -> None:
     write(reference / "commands", commands.pages())
     write(reference / "frontier", frontier.pages())
     write(reference / "schedules", schedules.pages())
+    write(reference / "schemas", schemas.pages())
 
 
 def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
@@ -63,11 +64,12 @@ _tree: dict[str, Any] = {}
 
 
 def _draw(app: Any, exception: Exception | None) -> None:
-    """Write the drawings to explore, which are pages of their own, beside the built site."""
+    """Write what is not made of pages beside the built site: drawings to explore, and JSON Schemas."""
     if exception is None and app.builder.format == "html":
         names = [entry["name"] for entry in schedules.library()]
         drawings = {f"{name}.html": schedules.drawing(name, "html") for name in names}
         write(Path(app.outdir) / "drawings", {**drawings, frontier.PAGE: frontier.explored()})
+        write(Path(app.outdir) / "schemas", schemas.documents())
         if PLAYGROUND.is_dir():
             shutil.copytree(PLAYGROUND, Path(app.outdir) / "playground", dirs_exist_ok=True)
 

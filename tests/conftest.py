@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS"):
     os.environ.pop(name, None)
+
+# The JSON of every command that a test runs in its process has the form of the table of outputs.
+if find_spec("jsonschema_rs"):
+    from support.outputs import hold_outputs
+
+    hold_outputs()
 
 # A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "lookup",
     "import": "export",
     "list": "lookup",
+    "schema": "lookup",
 }
 """By its name, the file of this folder that has a command as ``NAME_command``: loaded when the command is run."""
 

@@ -31,6 +31,7 @@ EXAMPLES = {
     "providers": "providers",
     "report": "report 1f1b",
     "run": "run dualpipev -D P=4 -D M=10 --check bitwise",
+    "schema": "schema schedc.check",
     "show": "show zbv -D P=4 -D M=8 -o zbv.svg",
     "torchrun": "torchrun --nproc-per-node 4 train.py",
     "tune": "tune 1f1b -D P=4 -D M=8 --split --time 10",

@@ -1,4 +1,4 @@
-"""`schedc list` and `schedc explain`: list the library, and explain diagnostic codes."""
+"""`schedc list`, `explain` and `schema`: the library, diagnostic codes, and forms of JSON."""
 
 from __future__ import annotations
 
@@ -55,3 +55,25 @@ def explain_command(code: str | None) -> None:
     for title, example in (("Wrong", row.wrong), ("Right", row.right)):
         if example:
             click.echo(f"\n{title}:\n\n" + "\n".join(f"    {line}" for line in example.strip().split("\n")))
+
+
+@click.command(epilog=EPILOG)
+@click.argument("name", required=False)
+def schema_command(name: str | None) -> None:
+    """Print the JSON Schema of an output, by the text in its field `schema`.
+
+    Without NAME all outputs are listed.
+    """
+    from schedc.diagnostics import did_you_mean
+    from schedc.schemas.document import json_schema
+    from schedc.schemas.shapes import outputs
+
+    if name is None:
+        width = max(map(len, outputs()))
+        for shape in outputs().values():
+            click.echo(_entry(f"{shape.name:<{width}}", shape.says.replace("`", "")))
+        return
+    if name not in outputs():
+        near = did_you_mean(name, outputs()) or "`schedc schema` lists them"
+        raise click.UsageError(f"no output has the schema {name!r}; {near}")
+    click.echo(json.dumps(json_schema(name), indent=2))

@@ -20,6 +20,8 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
         for name, value in fit.constants.items()
     }
     facts: dict[str, Any] = {
+        "schema": "schedc.fit",
+        "version": 1,
         "fit": fit.name,
         "rows": fit.rows,
         "times": fit.calibrated,

@@ -25,6 +25,8 @@ def to_json(
     memory = ErrorSummary.of(row.memory_error for row in rows)
     time = ErrorSummary.of(row.time_error for row in rows)
     return {
+        "schema": "schedc.predictions",
+        "version": 1,
         "fit": None if fit is None else fit_facts(fit),
         "forced": bool(fit and fit.unseen),
         "unseen": list(fit.unseen) if fit else [],

@@ -42,7 +42,8 @@ def library_json() -> dict[str, Any]:
         for name, table in tables("fits").items()
         if "stack" in table
     }
-    return {"models": models, "clusters": clusters, "fits": fits, "stacks": stacks}
+    head = {"schema": "schedc.shipped", "version": 1}
+    return {**head, "models": models, "clusters": clusters, "fits": fits, "stacks": stacks}
 
 
 def library_text(facts: dict[str, Any]) -> Iterator[str]:

@@ -24,7 +24,7 @@ LEVELS = {
         ("frontier",),
         ("planner",),
         ("diagnose",),
-        ("report", "editor"),
+        ("report", "schemas", "editor"),
         ("cli",),
         ("__main__",),
     ),

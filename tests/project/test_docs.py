@@ -23,6 +23,7 @@ GENERATED = {
     REFERENCE / "commands": {"index", *COMMANDS},
     REFERENCE / "frontier": {"index"},
     REFERENCE / "schedules": {"index", *names()},
+    REFERENCE / "schemas": {"index"},
 }
 """Folders of pages that `make docs` writes, and the names of their pages."""
 

@@ -1,0 +1,91 @@
+"""The table of outputs: what it makes of its lines, and that broken outputs are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from schedc.cli import COMMANDS
+from schedc.diagnostics import CompilerBug
+from schedc.schemas.document import DIALECT, json_schema
+from schedc.schemas.shapes import OutputField, outputs, read_shapes, shapes
+from support.commands import schedc
+from support.mutated_outputs import broken
+from support.needs import needs
+from support.outputs import faults, validator
+
+COMMAND_LINES = (
+    ("check", "zbv", "-D", "P=2", "-D", "M=4", "--floor"),
+    ("compare", "1f1b", "zbv", "-D", "P=2", "-D", "M=4"),
+    ("diff", "1f1b", "zbh1", "-D", "P=2", "-D", "M=4"),
+    ("frontier", "-D", "P=2", "-D", "M=4"),
+    ("layout", "Et*3|tt,noop|tt|ttL"),
+    ("list",),
+    ("plan", "list"),
+    ("plan", "show", "deepseek-v3", "h800", "-D", "devices=2048"),
+    ("tune", "1f1b", "-D", "P=2", "-D", "M=4", "--effort", "0.05"),
+)
+
+
+def test_a_line_is_a_field() -> None:
+    (shape,) = read_shapes("output a 2 fails  says\n  b? [object]  of it\n    c {integer | null}\n  d text\n")
+    assert (shape.name, shape.version, shape.output, shape.fails, shape.says) == ("a", 2, True, True, "says")
+    below = (OutputField("c", "{integer | null}"),)
+    assert shape.fields == (OutputField("b", "[object]", True, "of it", below), OutputField("d", "text"))
+
+
+@pytest.mark.parametrize("text", ["form a\n", "output a\n  b\n", "output a\n    b text\n", "output a\n  b object\n"])
+def test_a_line_that_is_no_field_is_our_fault(text: str) -> None:
+    with pytest.raises(CompilerBug):
+        list(read_shapes(text))
+
+
+def test_every_shape_is_used_and_every_command_is_told() -> None:
+    used = {name for each in outputs() for name in json_schema(each).get("$defs", {})}
+    assert shapes().keys() - outputs().keys() == used | {"failed"}
+    named = {word for each in outputs().values() for word in each.says.split("`") if word.startswith("schedc ")}
+    assert len({name.split()[1] for name in named}) >= 12
+    assert {name.split()[1] for name in named} <= COMMANDS.keys()
+
+
+@needs("jsonschema_rs")
+def test_documents_are_json_schemas() -> None:
+    import jsonschema_rs
+
+    for name in outputs():
+        document = json_schema(name)
+        assert document["$schema"] == DIALECT
+        jsonschema_rs.meta.validate(document)
+
+
+def test_the_command_prints_a_document_and_lists_all() -> None:
+    assert json.loads(schedc("schema", "schedc.diff").stdout) == json_schema("schedc.diff")
+    assert all(name in schedc("schema").stdout for name in outputs())
+    refused = schedc("schema", "schedc.chek")
+    assert (refused.exit_code, "did you mean `schedc.check`?" in refused.stderr) == (2, True)
+
+
+@needs("jsonschema_rs")
+def test_a_failed_output_has_diagnostics_alone() -> None:
+    facts = json.loads(schedc("check", "examples/mistakes/backward_first.sched", "--json").stdout)
+    assert set(facts) == {"schema", "version", "diagnostics"}
+    assert faults(facts) == []
+    assert faults({**facts, "ops": 1}) != []
+    assert not validator("schedc.check", closed=False).is_valid({**facts, "ops": 1})
+
+
+@needs("jsonschema_rs")
+def test_mutated_outputs_are_refused() -> None:
+    draw = random.Random(0)
+    tried = accepted = 0
+    for line in COMMAND_LINES:
+        facts = json.loads(schedc(*line, "--json").stdout)
+        judge = validator(facts["schema"], closed=False)
+        assert judge.is_valid(facts)
+        for one in broken(facts, 150, draw):
+            tried += 1
+            accepted += judge.is_valid(one)
+    assert tried == 150 * len(COMMAND_LINES)
+    assert accepted <= tried / 100, accepted

@@ -1,0 +1,58 @@
+"""Breaks outputs at one place: drops a field that must be there, or gives a value another type."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+from schedc.schemas.shapes import outputs
+
+Path = tuple[str | int, ...]
+
+_VALUES: tuple[Any, ...] = (None, True, 7, 0.5, "x", [], [None], {}, {"x": None})
+
+
+def _kind(value: Any) -> str:
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def _places(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Every place inside a value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in pairs:
+        yield (*path, key)
+        yield from _places(each, (*path, key))
+
+
+def _mutated(facts: dict[str, Any], path: Path, draw: random.Random, required: bool) -> dict[str, Any]:
+    """The output with one place broken: dropped where it is required, or of another type."""
+    copy = deepcopy(facts)
+    inside: Any = copy
+    for key in path[:-1]:
+        inside = inside[key]
+    if required and draw.random() < 0.5:
+        del inside[path[-1]]
+        return copy
+    inside[path[-1]] = draw.choice([value for value in _VALUES if _kind(value) != _kind(inside[path[-1]])])
+    return copy
+
+
+def _required_at(name: str, path: Path) -> bool:
+    """Whether the table has this field of the output itself, and demands it."""
+    if len(path) > 1:
+        return False
+    return path[0] in ("schema", "version") or any(
+        field.name == path[0] and not field.optional for field in outputs()[name].fields
+    )
+
+
+def broken(facts: dict[str, Any], count: int, draw: random.Random) -> Iterator[dict[str, Any]]:
+    """So many mutated outputs; places near the top are as likely as those in long lists."""
+    by_depth: dict[int, list[Path]] = {}
+    for path in _places(facts):
+        by_depth.setdefault(len(path), []).append(path)
+    for _ in range(count):
+        path = draw.choice(by_depth[draw.choice(list(by_depth))])
+        yield _mutated(facts, path, draw, _required_at(facts["schema"], path))
