@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 
@@ -49,3 +55,40 @@ def _plain(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 def text(value: Any) -> str:
     """A figure with four digits."""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def run_word(description: str | None, words: Mapping[str, str]) -> None:
+    """The main function of a benchmark of several words. words: `module:function` by word.
+
+    A function returns `cases`, `failed` and the word's own figures. It may take `cases`, a number, and `record`, the
+    path of a file. The exit status is 1 where a case failed.
+    """
+    parser = parser_of(description)
+    parser.add_argument("word", choices=sorted(words))
+    parser.add_argument("--cases", type=int, help="number of cases, where the word takes it")
+    parser.add_argument("--record", type=Path, help="file of finished cases, where the word takes it")
+    args = parser.parse_args()
+    module, _, name = words[args.word].partition(":")
+    judge: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
+    given = {name: value for name in ("cases", "record") if (value := getattr(args, name)) is not None}
+    if unknown := [f"--{name}" for name in given if name not in signature(judge).parameters]:
+        parser.error(f"`{args.word}` takes no {' and no '.join(unknown)}")
+    start = sum(os.times()[:4])
+    with _stdout_as_stderr():
+        figures = judge(**given)
+    give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
+    sys.exit(1 if figures["failed"] else 0)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Sends to stderr what this process and its children print, so that stdout has the figures alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -44,16 +44,10 @@ a case failed. The tests run some of these cases.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
-from figures import give, parser_of
+from figures import run_word
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -78,37 +72,5 @@ It may take `cases`, the number of cases, and `record`, the path of a file. Neit
 """
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("word", choices=sorted(WORDS))
-    parser.add_argument("--cases", type=int, help="number of cases, where the word takes it")
-    parser.add_argument("--record", type=Path, help="file of finished cases, where the word takes it")
-    args = parser.parse_args()
-    module, _, name = WORDS[args.word].partition(":")
-    judge: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
-    given = {name: value for name in ("cases", "record") if (value := getattr(args, name)) is not None}
-    if unknown := [f"--{name}" for name in given if name not in signature(judge).parameters]:
-        parser.error(f"`{args.word}` takes no {' and no '.join(unknown)}")
-    start = sum(os.times()[:4])
-    with _stdout_as_stderr():
-        figures = judge(**given)
-    give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
-    sys.exit(1 if figures["failed"] else 0)
-
-
-@contextmanager
-def _stdout_as_stderr() -> Iterator[None]:
-    """Sends to stderr what this process and its children print, so that stdout has the figures alone."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 if __name__ == "__main__":
-    main()
+    run_word(__doc__, WORDS)

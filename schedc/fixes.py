@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, TypeAlias
+from unicodedata import category
 
 from schedc.diagnostics import Diagnostic
 from schedc.source import NOWHERE, Source, Span
@@ -151,6 +152,11 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def _means_nothing(text: str) -> bool:
+    """Whether a stray text stands for nothing: a sign by habit, or pictures."""
+    return text in (";", "!", "$") or all(category(sign) == "So" for sign in text)
+
+
 def _number(finding: Diagnostic, text: str) -> str | None:
     """The text with its first number replaced by the one that the help allows."""
     allowed = re.match(r"(?:allow|take a factor from) (\d+(?:\.\d+)?(?: [A-Za-z]+)?)", finding.help)
@@ -166,7 +172,7 @@ def _chunk_out(finding: Diagnostic, text: str) -> Fix | None:
 
 _Rule: TypeAlias = Callable[[Diagnostic, str], Fix | None]
 _RULES: dict[str, _Rule] = {
-    "S002": _whole("leave it out", True, lambda finding, text: "" if text in (";", "!", "$") else None),
+    "S002": _whole("leave it out", True, lambda finding, text: "" if _means_nothing(text) else None),
     "S003": _closing,
     "S007": _whole("write `sched {}`", True, lambda finding, text: "1"),
     "S110": _chunk_out,

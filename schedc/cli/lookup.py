@@ -60,9 +60,9 @@ def explain_command(code: str | None) -> None:
 @click.command(epilog=EPILOG)
 @click.argument("name", required=False)
 def schema_command(name: str | None) -> None:
-    """Print the JSON Schema of an output, by the text in its field `schema`.
+    """Print the JSON Schema of an output.
 
-    Without NAME all outputs are listed.
+    NAME is the text in the field `schema` of the output. Without NAME all outputs are listed.
     """
     from schedc.diagnostics import did_you_mean
     from schedc.schemas.document import json_schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from schedc import __version__
 from schedc.codes import CODES
@@ -65,7 +66,7 @@ def _location(finding: Diagnostic, label: Label) -> dict[str, Any]:
 
 
 def _artifact(source: Source) -> dict[str, str]:
-    return {"uri": source.place.replace("\\", "/")}
+    return {"uri": quote(source.place.replace("\\", "/"))}
 
 
 def _region(span: Span) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -14,10 +13,12 @@ from schedc.cli import COMMANDS
 from schedc.cli.plan import plan_command
 from schedc.codes import CODES
 from schedc.load.library import names
+from schedc.schemas.document import file_name
+from schedc.schemas.shapes import outputs
+from support.built_site import OPTIONS, broken_links, build_site, loading_pages, pages
 from support.commands import facts_of
 from support.needs import needs
 from support.paths import ROOT
-from support.warm_command import run_python
 
 pytestmark = [pytest.mark.slow, needs("sphinx", "furo", "myst_parser")]
 
@@ -25,18 +26,11 @@ pytestmark = [pytest.mark.slow, needs("sphinx", "furo", "myst_parser")]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    options = ["-W", "--keep-going", "-n", "-q", "-b", "html", "-d", str(folder / "doctrees")]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f"-m sphinx {' '.join(options[:6])} -d build/doctrees docs build/docs" in makefile
-    result = run_python(["-m", "sphinx", *options, str(ROOT / "docs"), str(folder / "html")], ROOT, timeout=600)
+    assert f"-m sphinx {' '.join(OPTIONS)} -d build/doctrees docs build/docs" in makefile
+    result = build_site(folder)
     assert (result.returncode, result.stderr) == (0, "")
     return folder / "html"
-
-
-def pages(site: Path) -> dict[str, str]:
-    """The text of every page that Sphinx wrote, by its path."""
-    found = (path for path in site.rglob("*.html") if path.parent.name != "drawings")
-    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
 def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
@@ -45,6 +39,7 @@ def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
     for folder, wanted in expected.items():
         assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
     assert {path.stem for path in (site / "drawings").iterdir()} == {*names(), "frontier"}
+    assert {path.name for path in (site / "schemas").iterdir()} == set(map(file_name, outputs()))
 
 
 def test_the_second_page_has_every_schedule_between_bubble_and_memory(site: Path) -> None:
@@ -77,23 +72,11 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_links_of_the_built_pages_lead_somewhere(site: Path) -> None:
-    texts = pages(site)
-    for page, text in texts.items():
-        for target in re.findall(r'(?:href|src)="([^"]+)"', text):
-            path, _, anchor = unquote(target).partition("#")
-            if "://" in path or path.startswith("data:"):
-                continue
-            file = (site / page).parent / path.partition("?")[0] if path else site / page
-            assert file.exists(), f"{page}: {target}"
-            if anchor and file.suffix == ".html" and file.parent.name != "drawings":
-                other = texts[file.resolve().relative_to(site.resolve()).as_posix()]
-                assert f'id="{anchor}"' in other, f"{page}: {target}"
+    assert list(broken_links(site, pages(site))) == []
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    loaded = r"""((src|srcset)=["']|<link [^>]*href=["']|url\(["']?|@import ["'])(https?:)?//"""
-    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
-        assert not re.search(loaded, path.read_text(encoding="utf-8")), path
+    assert list(loading_pages(site)) == []
 
 
 def test_the_search_index_knows_the_words(site: Path) -> None:

@@ -19,3 +19,9 @@ def facts_of(*arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     facts: dict[str, Any] = json.loads(result.stdout)
     return facts
+
+
+def json_of(*arguments: str) -> dict[str, Any]:
+    """What a command prints with `--json`, also where it ends with findings."""
+    facts: dict[str, Any] = json.loads(schedc(*arguments, "--json").stdout)
+    return facts

@@ -8,6 +8,20 @@ from copy import deepcopy
 from typing import Any
 
 from schedc.schemas.shapes import outputs
+from support.commands import json_of
+from support.outputs import faults, validator
+
+COMMAND_LINES = (
+    ("check", "zbv", "-D", "P=2", "-D", "M=4", "--floor"),
+    ("compare", "1f1b", "zbv", "-D", "P=2", "-D", "M=4"),
+    ("diff", "1f1b", "zbh1", "-D", "P=2", "-D", "M=4"),
+    ("frontier", "-D", "P=2", "-D", "M=4"),
+    ("layout", "Et*3|tt,noop|tt|ttL"),
+    ("list",),
+    ("plan", "list"),
+    ("plan", "show", "deepseek-v3", "h800", "-D", "devices=2048"),
+    ("tune", "1f1b", "-D", "P=2", "-D", "M=4", "--effort", "0.05"),
+)
 
 Path = tuple[str | int, ...]
 
@@ -56,3 +70,26 @@ def broken(facts: dict[str, Any], count: int, draw: random.Random) -> Iterator[d
     for _ in range(count):
         path = draw.choice(by_depth[draw.choice(list(by_depth))])
         yield _mutated(facts, path, draw, _required_at(facts["schema"], path))
+
+
+def schemas(cases: int = 10_000) -> dict[str, Any]:
+    """The word of `benchmarks/door.py`. cases: outputs with a fault."""
+    draw, wrong, accepted, tried = random.Random(0), list[str](), 0, 0
+    for line in COMMAND_LINES:
+        facts = json_of(*line)
+        wrong += faults(facts)
+        judge = validator(facts["schema"], closed=False)
+        for one in broken(facts, cases // len(COMMAND_LINES), draw):
+            tried += 1
+            accepted += judge.is_valid(one)
+    failed = len(wrong) + (accepted > tried / 100)
+    return {
+        "cases": len(COMMAND_LINES) + tried,
+        "failed": failed,
+        "outputs": len(COMMAND_LINES),
+        "mutated": tried,
+        "accepted": accepted,
+        "refused_pct": 100.0 * (1 - accepted / tried),
+        "schemas": len(outputs()),
+        "wrong": wrong,
+    }

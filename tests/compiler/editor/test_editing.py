@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from schedc.source import Source
 from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, ORDER_WORDS, PLACEMENTS, ROLES
+from support.language_client import LanguageClient
 from support.needs import needed
 from support.paths import ROOT
 
@@ -184,53 +183,17 @@ def test_findings_are_those_of_check(text: str, expected: list[tuple[str, int, i
 # The server.
 
 
-class Client:
-    """A language client: requests out, answers and notifications in."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "schedc", "lsp"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.number = 0
-
-    def notify(self, method: str, **params: Any) -> None:
-        self._send({"jsonrpc": "2.0", "method": method, "params": params})
-
-    def request(self, method: str, **params: Any) -> Any:
-        self.number += 1
-        self._send({"jsonrpc": "2.0", "id": self.number, "method": method, "params": params})
-        return self.receive(lambda message: message.get("id") == self.number)["result"]
-
-    def diagnostics(self) -> Any:
-        return self.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")["params"]
-
-    def receive(self, wanted: Any) -> Any:
-        while True:
-            length = 0
-            while (header := self.process.stdout.readline().strip()) or not length:  # type: ignore[union-attr]
-                assert header, self.process.stderr.read().decode()  # type: ignore[union-attr]
-                if header.lower().startswith(b"content-length:"):
-                    length = int(header.split(b":")[1])
-            message = json.loads(self.process.stdout.read(length))  # type: ignore[union-attr]
-            if wanted(message):
-                return message
-
-    def _send(self, message: dict[str, Any]) -> None:
-        body = json.dumps(message).encode()
-        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)  # type: ignore[union-attr]
-        self.process.stdin.flush()  # type: ignore[union-attr]
-
-
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client() -> Iterator[LanguageClient]:
     needed("pygls")
-    running = Client()
+    running = LanguageClient()
     yield running
     running.process.kill()
     running.process.communicate()
 
 
 @pytest.mark.slow
-def test_a_file_is_written_with_the_servers_help(client: Client) -> None:
+def test_a_file_is_written_with_the_servers_help(client: LanguageClient) -> None:
     uri = "file:///mine.sched"
     capabilities = client.request("initialize", processId=None, rootUri=None, capabilities={})["capabilities"]
     assert capabilities["hoverProvider"]

@@ -7,43 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from schedc.codes import CODES, ENTRIES
+from schedc.codes import CODES
 from schedc.editor.findings import findings
-from schedc.fixes import edited, fix_of
-from schedc.load.library import load
+from schedc.fixes import fix_of
 from schedc.source import Source
 from support.commands import schedc
-from support.paths import ROOT
-
-LINEAR = load("1f1b").text
-PLANNED = LINEAR + "\nplan step = 1f1b(P = 4, M = 8) {\n  layers 8\n}\n"
-TEXTS = {
-    **{entry.code: entry.wrong for entry in ENTRIES if entry.wrong and entry.file.endswith(".sched")},
-    **{path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "mistakes").glob("*.sched")},
-    "role": LINEAR.replace("M: microbatches", "M: microbatch"),
-    "placement": LINEAR.replace("place linear", "place linera"),
-    "chunk": LINEAR.replace("{ F  B }", "{ F0  B }"),
-    "size": PLANNED.replace("M = 8)", "m = 8)"),
-    "schedule": PLANNED.replace("= 1f1b(", "= 1f1bb("),
-    "metric": LINEAR.replace("peak_activations", "peak_activation"),
-    "function": LINEAR.replace("min(P-1-r, M)", "mim(P-1-r, M)"),
-}
+from support.fix_cases import LINEAR, TEXTS, fixed
 
 
 def test_an_edit_ends_its_finding_and_begins_no_other() -> None:
-    mended = set()
-    for name, text in TEXTS.items():
-        source = Source("a.sched", text)
-        before = findings(source)
-        known = {(each.code, each.message) for each in before}
-        for finding in before:
-            fix = fix_of(finding)
-            if fix is None:
-                continue
-            after = {(each.code, each.message) for each in findings(edited(source, fix.span, fix.text))}
-            assert (finding.code, finding.message) not in after, (name, fix)
-            assert after <= known, (name, fix)
-            mended.add(finding.code)
+    cases = [case for name, text in TEXTS.items() for case in fixed(name, text)]
+    assert [case for case in cases if not case.right] == []
+    mended = {case.code for case in cases}
     assert len(mended) >= 19, sorted(mended)
     assert {"S001", "S003", "S101", "S103", "S104", "S110", "S111", "S121", "S147", "S406"} <= mended
 

@@ -1,0 +1,78 @@
+"""Builds the site as `make docs` does, and looks for links that lead nowhere and for requests to other hosts."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+from time import perf_counter
+from typing import Any
+from urllib.parse import unquote
+
+from support.paths import ROOT
+from support.warm_command import run_python
+
+OPTIONS = ("-W", "--keep-going", "-n", "-q", "-b", "html")
+MOST_SECONDS = 180.0
+LOADED = re.compile(r"""((src|srcset)=["']|<link [^>]*href=["']|url\(["']?|@import ["'])(https?:)?//""")
+
+
+def build_site(folder: Path) -> CompletedProcess[str]:
+    """Build the site into ``folder/html``."""
+    words = ["-m", "sphinx", *OPTIONS, "-d", str(folder / "doctrees"), str(ROOT / "docs"), str(folder / "html")]
+    return run_python(words, ROOT, timeout=900)
+
+
+def pages(site: Path) -> dict[str, str]:
+    """The text of every page that Sphinx wrote, by its path."""
+    found = (path for path in site.rglob("*.html") if path.parent.name != "drawings")
+    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+def broken_links(site: Path, texts: Mapping[str, str]) -> Iterator[str]:
+    """Links of the pages to files or places that are not there."""
+    for page, text in texts.items():
+        for target in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, anchor = unquote(target).partition("#")
+            if "://" in path or path.startswith("data:"):
+                continue
+            file = (site / page).parent / path.partition("?")[0] if path else site / page
+            if not file.exists():
+                yield f"{page}: {target}"
+            elif anchor and file.suffix == ".html" and file.parent.name != "drawings":
+                other = texts[file.resolve().relative_to(site.resolve()).as_posix()]
+                if f'id="{anchor}"' not in other:
+                    yield f"{page}: {target}"
+
+
+def loading_pages(site: Path) -> Iterator[str]:
+    """Files that load something from another host."""
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        if LOADED.search(path.read_text(encoding="utf-8")):
+            yield path.relative_to(site).as_posix()
+
+
+def site() -> dict[str, Any]:
+    """The word of `benchmarks/door.py`: the whole site from nothing."""
+    with tempfile.TemporaryDirectory() as name:
+        start = perf_counter()
+        result = build_site(Path(name))
+        taken = perf_counter() - start
+        built = Path(name, "html")
+        texts = pages(built)
+        warnings = result.stderr.splitlines()
+        broken, loading = list(broken_links(built, texts)), list(loading_pages(built))
+    print(result.stdout + result.stderr, file=sys.stderr)
+    wrong = [*warnings, *broken, *loading] + [f"{taken:.0f} s"] * (taken > MOST_SECONDS)
+    return {
+        "cases": len(texts),
+        "failed": len(wrong),
+        "build_s": round(taken, 1),
+        "warnings": len(warnings),
+        "broken_links": len(broken),
+        "other_hosts": len(loading),
+        "wrong": wrong[:20],
+    }
