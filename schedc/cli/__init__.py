@@ -19,7 +19,7 @@ from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WI
 from schedc.cli.examples import EXAMPLES
 
 COMMANDS = {
-    **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff")},
+    **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff", "doctor")},
     **{
         name: name
         for name in ("export", "fit", "fmt", "freeze", "frontier", "layout", "lsp", "partition", "plan", "prove")

@@ -10,6 +10,7 @@ EXAMPLES = {
     "compile": "compile dualpipev -D P=4 -D M=10 -o build/step",
     "diagnose": "diagnose trace.json --html diagnosis.html",
     "diff": "diff 1f1b zbh1 -D P=4 -D M=8 --cost W=0.5",
+    "doctor": "doctor program.json",
     "explain": "explain S301",
     "export": "export zbv -D P=4 -D M=8 --to csv -o zbv.csv",
     "fit": "fit rows.csv --cv",

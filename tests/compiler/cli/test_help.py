@@ -23,6 +23,7 @@ FILES = (
     "trace.json",
     "mine.sched",
     "step.sched",
+    "program.json",
     "plans/a.sched",
     "plans/b.sched",
     "train.py",
