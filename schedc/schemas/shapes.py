@@ -5,8 +5,8 @@
         name text           of the schedule, as commands take it
         sizes? {integer}    by name; a field with ? may be missing
 
-A type is `text`, `integer`, `number`, `boolean`, `null`, `any`, a text in quotes, the name of a shape, ``[T]`` for a
-list, ``{T}`` for an object whose names are data, or types with | between them. The fields of an `object` stand below.
+A type is `text`, `integer`, `number`, `boolean`, `null`, `any`, a text in quotes, or the name of a shape. ``[T]`` is a
+list, and ``{T}`` an object with data as names. Types with | between are alternatives. Fields of an `object` stand below.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutputField:
 class OutputShape:
     """An object with named fields. version: of an output that has it in a field of its own, else 0.
 
-    fails: whether a command may print diagnostics in place of these fields. like: an output whose fields it has too.
+    fails: whether a command may print diagnostics in place of these fields. like: an output with some of the fields.
     """
 
     name: str
@@ -87,7 +87,7 @@ def read_shapes(text: str) -> Iterator[OutputShape]:
 
 
 def _fields(lines: list[str], indent: int) -> Iterator[OutputField]:
-    """The fields at this indent, each with those below it."""
+    """The fields at this indent, with all deeper fields inside."""
     matches = [_LINE.fullmatch(line) for line in lines]
     if None in matches:
         raise CompilerBug("schemas", f"not a field: {lines[matches.index(None)]}")

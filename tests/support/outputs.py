@@ -13,7 +13,7 @@ from schedc.schemas.document import json_schema
 from schedc.schemas.shapes import outputs
 
 FORMATS = frozenset({"schedc.program", "schedc.columns"})
-"""Files of programs: `schedc.ir.json` documents their fields and reads them."""
+"""Files of programs: `schedc.ir.json` documents the fields."""
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def place_of(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_faults(result: dict[str, Any], rules: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with a result: its rule, its message, its places, its edit."""
+    """Faults of a result in rule, message, labels and places."""
     code, rule = result["ruleId"], rules[result["ruleIndex"]]
     checks = {
         "rule": rule["id"] == code and rule["shortDescription"]["text"] and code in rule["help"]["text"],

@@ -1,4 +1,4 @@
-"""The table of outputs: what it makes of its lines, and that broken outputs are refused."""
+"""The table of outputs: fields from lines, JSON Schemas from fields, and refusals of broken outputs."""
 
 from __future__ import annotations
 
