@@ -22,6 +22,7 @@ from schedc.cli.common import (
     sizes_argument,
     slices_argument,
 )
+from schedc.cli.job import KINDS
 from schedc.cli.many import FOREIGN, files_arguments, print_foreign
 from schedc.cli.recorded import record_argument
 from schedc.cli.snapshot import snapshot_arguments
@@ -63,6 +64,9 @@ _ranks_argument = click.option(
     help="Form of the program, may be repeated: program.json, program.txt (to read), or program.npz (compressed "
     "columns, which numpy opens). Default: json and text, above 100,000 instructions npz.",
 )
+@click.option(
+    "--job", type=click.Choice(KINDS), help="Write a job that trains by the program: for Slurm, SkyPilot or Kubeflow."
+)
 @replicas_argument
 @_ranks_argument
 @json_argument
@@ -72,6 +76,7 @@ def compile_command(
     costs: Costs,
     output: Path | None,
     forms: tuple[str, ...],
+    job: str | None,
     replicas: int | None,
     ranks: str,
     as_json: bool,
@@ -88,8 +93,9 @@ def compile_command(
     from schedc.report.check import to_json, to_text
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json, replicas)
-    program = analysis.program()
-    files = _write_files(analysis, program, forms, output or Path("build") / analysis.schedule.name)
+    program, folder = analysis.program(), output or Path("build") / analysis.schedule.name
+    files = _write_files(analysis, program, forms, folder)
+    files += _write_job(job, analysis, program, replicas or 1, folder) if job else []
     if as_json:
         facts = {**to_json(analysis, "schedc.compile"), "instructions": len(program), "files": files}
         click.echo(json.dumps(facts))
@@ -125,6 +131,21 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return [str(folder / name) for name in files]
+
+
+def _write_job(kind: str, analysis: Analysis, program: Program, replicas: int, folder: Path) -> list[str]:
+    """Writes the job beside the program, and returns its path."""
+    from schedc.ir.save import FORMS, form_of
+    from schedc.report.compiled_job import FILE, ProgramHosts, compiled_job
+    from schedc.report.job_files import JOB_SUFFIXES
+
+    hosts = ProgramHosts.of(program, analysis.schedule.plan, replicas)
+    if isinstance(hosts, str):
+        raise click.UsageError(f"no job: {hosts}")
+    written = [form.file for form in (form_of(program), *FORMS.values()) if (folder / form.file).exists()]
+    path = folder / f"{FILE}{JOB_SUFFIXES[kind]}"
+    path.write_text(compiled_job(kind, analysis.schedule.name, hosts, written[0]), encoding="utf-8")
+    return [str(path)]
 
 
 @click.command(epilog=EPILOG)

@@ -10,6 +10,7 @@ import click
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
+from schedc.cli.job import KINDS, OLD_KINDS, old_kind
 from schedc.cli.plan_request import (
     BEST,
     DRAWS,
@@ -189,10 +190,11 @@ def compare_plans_command(first: Path, second: Path, output: Path | None, force:
     help="How many values the axes take.",
 )
 @click.option(
-    "--jobs",
-    type=click.Choice(["sbatch", "sky", "trainjob"]),
+    "--job",
+    type=click.Choice(KINDS),
     help="With -o, write a job for each plan that this runtime runs: for Slurm, SkyPilot or Kubeflow Trainer.",
 )
+@click.option("--jobs", "old_job", type=click.Choice([*OLD_KINDS]), callback=old_kind, hidden=True)
 @click.option("--space-facts", is_flag=True, help="Search nothing: list what plans have, and what is left out and why.")
 @click.option(
     "--precision",
@@ -333,4 +335,5 @@ def search_command(sizes: dict[str, int], **options: Any) -> None:
     """
     from schedc.cli.plan_searched import searched
 
+    options["job"] = options.pop("old_job") or options["job"]
     searched(SearchRequest(devices=devices_of(sizes, options["cluster"]), **options))

@@ -81,15 +81,15 @@ class SearchRequest:
     restart: float | None
     ramp: tuple[int, int, int, float] | None
     slow: tuple[float, int] | None
-    jobs: str | None
+    job: str | None
     space_facts: bool
     as_json: bool
 
     def __post_init__(self) -> None:
         if self.force and self.output is None:
             raise click.UsageError("--force needs -o FOLDER")
-        if self.jobs and self.output is None:
-            raise click.UsageError("--jobs writes beside the plan files: add -o FOLDER")
+        if self.job and self.output is None:
+            raise click.UsageError("--job writes beside the plan files: add -o FOLDER")
         if self.space_facts and self.output is not None:
             raise click.UsageError("--space-facts searches no plans to write: leave out -o")
         if self.routing is not None and self.skew is not None:

@@ -103,9 +103,9 @@ def _search(
         facts["sliders"] = moved_plans(named | ({"asked": explained} if explained else {}), request.vary)
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
-        if request.jobs:
-            add_jobs(facts, request.jobs, plans)
-        write_plans(request.output, request.force, facts, plans, request.jobs or "")
+        if request.job:
+            add_jobs(facts, request.job, plans)
+        write_plans(request.output, request.force, facts, plans, request.job or "")
     if request.as_json:
         click.echo(json.dumps(facts))
     else:

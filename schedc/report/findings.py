@@ -59,10 +59,18 @@ def _location(finding: Diagnostic, label: Label) -> dict[str, Any]:
     assert finding.source is not None
     place: dict[str, Any] = {"artifactLocation": _artifact(finding.source)}
     if label.span != NOWHERE:
-        span = label.span
-        end = max(span.end_column, span.column + 1) if span.end_line == span.line else span.end_column
-        place["region"] = _region(Span(span.line, span.column, span.end_line, end))
+        place["region"] = _region(_inside(finding.source, label.span))
     return {"physicalLocation": place}
+
+
+def _inside(source: Source, span: Span) -> Span:
+    """The span inside of the text, with one sign at least where its line has one behind its begin."""
+    lines = source.lines or [""]
+    end_line = min(span.end_line, len(lines))
+    line = min(span.line, end_line)
+    column = min(span.column, len(lines[line - 1]) + 1)
+    end = max(span.end_column, column + 1) if end_line == line else span.end_column
+    return Span(line, column, end_line, min(end, len(lines[end_line - 1]) + 1))
 
 
 def _artifact(source: Source) -> dict[str, str]:

@@ -1,34 +1,24 @@
-"""Writes jobs that train by a plan: for Slurm (`sbatch`), SkyPilot and Kubeflow Trainer.
+"""Makes the job that trains by a plan: it checks the plan, compiles it, and starts a process for each device.
 
-A job checks the plan, compiles it, and starts a process for each device. Ranks lie on nodes as the price has them. What
-a plan does not know, such as a partition or an image, has a name in capitals: the job fails with it until it is set.
+Ranks lie on nodes as the price has them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from schedc.model.spread import RANK_ORDER
 from schedc.planner.cluster.domains import placed
 from schedc.planner.price.plan_lines import dense_layers
 from schedc.planner.price.priced import PricedPlan
-from schedc.report.plan_folder import COSTS_SUFFIX, JOB_SUFFIXES, PLAN_SUFFIX
+from schedc.report.job_files import JOB_SUFFIXES, ClusterJob, needs_file, needs_programs, write_job
+from schedc.report.plan_folder import COSTS_SUFFIX, PLAN_SUFFIX
 
-PORT = 29500
 _SHOWN = 4
 """Nodes whose first and last ranks are listed. The formula holds for all nodes."""
-
-_SKY_NAMES = {
-    "A100 SXM 40 GB": "A100", "A100 SXM 80 GB": "A100-80GB", "H100 SXM 80 GB": "H100", "H200 SXM 141 GB": "H200",
-    "B200 SXM 180 GB": "B200", "GB200 186 GB": "GB200", "MI300X 192 GB": "MI300X",
-}  # fmt: skip
-"""By device of a shipped cluster, its name among SkyPilot's accelerators (docs.skypilot.co, `sky show-gpus`)."""
-
-_RESOURCES = {"MI": "amd.com/gpu", "Ascend": "huawei.com/Ascend910", "": "nvidia.com/gpu"}
-"""By the first letters of a device, its resource in Kubernetes: the names of the vendors' device plugins."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,10 @@ def job_text(kind: str, plan: PricedPlan, number: str, runs_on: Mapping[str, str
     hosts = HostMap.of(plan)
     if no_job(plan, runs_on) is not None or isinstance(hosts, str):
         return None
-    return _WRITERS[kind](plan, hosts, number)
+    model, device = plan.planned.problem.model, plan.planned.problem.cluster.device.name
+    comments, name = tuple(hosts.lines(plan)), f"{model.name}-{number}"
+    job = ClusterJob(name, hosts.nodes, hosts.per_node, comments, device, "PLANS", partial(_script, number, plan))
+    return write_job(kind, job)
 
 
 def no_job(plan: PricedPlan, runs_on: Mapping[str, str | None]) -> str | None:
@@ -108,109 +101,18 @@ def add_jobs(facts: dict[str, Any], kind: str, plans: Sequence[PricedPlan]) -> N
         entry["job"] = {"file": None if reason else number + JOB_SUFFIXES[kind], "reason": reason}
 
 
-def _script(number: str, plan: PricedPlan, torchrun: str) -> Iterator[str]:
+def _script(number: str, plan: PricedPlan, torchrun: str) -> tuple[str, ...]:
     """What each node runs, in a folder with the plan. torchrun: the launcher with where nodes meet."""
     model = plan.planned.problem.model
     dense = f" --dense {dense_layers(model)}" if model.moe else ""
     plan_file, costs = f"{number}{PLAN_SUFFIX}", f"{number}{COSTS_SUFFIX}"
-    for name in ("schedc", "torchrun"):
-        yield f'command -v {name} > /dev/null || {{ echo "error: no {name}: install schedc[runtime]" >&2; exit 2; }}'
-    yield f'[ -f {plan_file} ] || {{ echo "error: start the job in the folder with {plan_file}" >&2; exit 2; }}'
-    yield f"schedc check {plan_file} --cost-file {costs}"
-    yield "program=$(mktemp -d)  # on each node"
-    yield f'schedc compile {plan_file} --cost-file {costs} --format json -o "$program" > "$program/compiled.txt"'
-    yield "# TRAIN is your trainer, with the same two options. Without it a small model takes three steps."
-    yield f"{torchrun} ${{TRAIN:--m schedc_runtime.commands.run{dense}}} \\"
-    yield f'  --program "$program/program.json" --cost-file {costs}'
-
-
-def _sbatch(plan: PricedPlan, hosts: HostMap, number: str) -> str:
-    name = plan.planned.problem.model.name
-    torchrun = (
-        f"torchrun --nnodes {hosts.nodes} --nproc-per-node {hosts.per_node}"
-        f' --node-rank "$SLURM_NODEID" --master-addr "$head" --master-port {PORT}'
+    return (
+        *needs_programs("schedc", "torchrun"),
+        needs_file(plan_file),
+        f"schedc check {plan_file} --cost-file {costs}",
+        "program=$(mktemp -d)  # on each node",
+        f'schedc compile {plan_file} --cost-file {costs} --format json -o "$program" > "$program/compiled.txt"',
+        "# TRAIN is your trainer, with the same two options. Without it a small model takes three steps.",
+        f"{torchrun} ${{TRAIN:--m schedc_runtime.commands.run{dense}}} \\",
+        f'  --program "$program/program.json" --cost-file {costs}',
     )
-    lines = [
-        "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={name}-{number}",
-        "#SBATCH --partition=SET_PARTITION",
-        f"#SBATCH --nodes={hosts.nodes}",
-        "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={hosts.per_node}",
-        "#SBATCH --exclusive",
-        *_comments(plan, hosts),
-        "set -euo pipefail",
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "export head",
-        "srun --distribution=block --kill-on-bad-exit=1 bash -euo pipefail -c '",
-        *_script(number, plan, torchrun),
-        "'",
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _sky(plan: PricedPlan, hosts: HostMap, number: str) -> str:
-    torchrun = (
-        f'torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node {hosts.per_node} --node-rank "$SKYPILOT_NODE_RANK"'
-        f' --master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --master-port {PORT}'
-    )
-    device = _SKY_NAMES.get(plan.planned.problem.cluster.device.name, "SET_ACCELERATOR")
-    lines = [
-        *_comments(plan, hosts),
-        f"name: {json.dumps(_dns_name(plan, number))}",
-        "workdir: .",
-        f"num_nodes: {hosts.nodes}",
-        "resources:",
-        f"  accelerators: {json.dumps(f'{device}:{hosts.per_node}')}",
-        "  image_id: docker:SET_IMAGE",
-        "run: |",
-        *(f"  {line}" for line in ("set -euo pipefail", *_script(number, plan, torchrun))),
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _trainjob(plan: PricedPlan, hosts: HostMap, number: str) -> str:
-    name = plan.planned.problem.cluster.device.name
-    resource = next(resource for first, resource in _RESOURCES.items() if name.startswith(first))
-    script = ("set -euo pipefail", 'cd "${PLANS:?set PLANS to the folder of the plans in the image}"')
-    lines = [
-        *_comments(plan, hosts),
-        "apiVersion: trainer.kubeflow.org/v1alpha1",
-        "kind: TrainJob",
-        "metadata:",
-        f"  name: {json.dumps(_dns_name(plan, number))}",
-        "spec:",
-        "  runtimeRef:",
-        "    name: torch-distributed",
-        "  trainer:",
-        "    image: SET_IMAGE",
-        f"    numNodes: {hosts.nodes}",
-        f"    numProcPerNode: {hosts.per_node}",
-        "    resourcesPerNode:",
-        "      limits:",
-        f"        {resource}: {hosts.per_node}",
-        "    env:",
-        "      - name: PLANS",
-        '        value: ""',
-        "    command:",
-        "      - bash",
-        "      - -c",
-        "      - |",
-        *(f"        {line}" for line in (*script, *_script(number, plan, "torchrun"))),
-    ]
-    return "\n".join([*lines, ""])
-
-
-_WRITERS: dict[str, Callable[[PricedPlan, HostMap, str], str]] = dict(
-    zip(JOB_SUFFIXES, (_sbatch, _sky, _trainjob), strict=True)
-)
-
-
-def _comments(plan: PricedPlan, hosts: HostMap) -> Iterator[str]:
-    return (f"# {line}" for line in hosts.lines(plan))
-
-
-def _dns_name(plan: PricedPlan, number: str) -> str:
-    """A name of small letters, digits and dashes, which begins with a letter."""
-    letters = "".join(letter if letter.isalnum() else "-" for letter in plan.planned.problem.model.name.lower())
-    return f"train-{letters[:40].strip('-')}-{number}"

@@ -14,8 +14,6 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 PLANS_JSON, PARETO, PAGE = "plans.json", "pareto.svg", "index.html"
 PLAN_SUFFIX, COSTS_SUFFIX = ".sched", ".costs.toml"
 
-JOB_SUFFIXES = {"sbatch": ".sbatch", "sky": ".sky.yaml", "trainjob": ".trainjob.yaml"}
-"""By kind of job, how its file ends."""
 
 _OURS = re.compile(
     r"\d+(\.sched|\.costs\.toml|\.sbatch|\.(sky|trainjob)\.yaml)|plans\.json|routing\.npz|pareto\.svg|index\.html"

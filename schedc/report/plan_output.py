@@ -12,8 +12,9 @@ from schedc.draw.html_plans import draw_plans
 from schedc.draw.pareto import draw_pareto
 from schedc.planner.price.copies import RECORD
 from schedc.planner.price.priced import PricedPlan
+from schedc.report.job_files import JOB_SUFFIXES
 from schedc.report.jobs import job_text
-from schedc.report.plan_folder import JOB_SUFFIXES, PAGE, PARETO, PLAN_SUFFIX, PLANS_JSON, plan_file, write_folder
+from schedc.report.plan_folder import PAGE, PARETO, PLAN_SUFFIX, PLANS_JSON, plan_file, write_folder
 from schedc.report.plan_pictures import pareto_plot, plans_page
 from schedc.report.plan_timelines import costs_of_plan, timeline_svg
 

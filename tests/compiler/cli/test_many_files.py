@@ -11,7 +11,7 @@ from schedc.cli import COMMANDS
 from schedc.codes import CODES
 from support.commands import schedc
 from support.needs import needed
-from support.sarif_cases import sarif
+from support.sarif_cases import lies_inside, sarif
 
 ROOT = Path(__file__).resolve().parents[3]
 WRONG = CODES["S501"].wrong
@@ -75,6 +75,16 @@ def test_sarif_has_every_finding_with_a_rule_that_explains_it() -> None:
     assert [label["message"]["text"] for label in run["results"][0]["relatedLocations"]] == ["rank 1 stands here"]
     empty = json.loads(schedc("check", "1f1b", "--format", "sarif").stdout)
     assert empty["runs"][0]["results"] == []
+
+
+@pytest.mark.parametrize("text", ["", "\n", "sched 1", "sched 1\n\n", WRONG.rstrip()[:-1], WRONG.rstrip()[:-1] + "\n"])
+def test_a_place_where_something_is_missing_lies_in_the_text(files: Path, text: str) -> None:
+    path = files / "short.sched"
+    path.write_text(text, encoding="utf-8")
+    (run,) = json.loads(schedc("check", str(path), "--format", "sarif").stdout)["runs"]
+    places = [each["physicalLocation"] for result in run["results"] for each in result["locations"]]
+    assert places
+    assert all(map(lies_inside, places))
 
 
 def test_a_text_that_is_no_schedule_has_one_finding(files: Path) -> None:

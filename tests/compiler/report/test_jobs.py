@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import schedc
 from schedc.cli import main
+from schedc.ir.parallel import Parallel
+from schedc.ir.plan import NO_PLAN, Topology
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
@@ -19,8 +22,10 @@ from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem
+from schedc.report.compiled_job import ProgramHosts
+from schedc.report.job_files import JOB_SUFFIXES
 from schedc.report.jobs import HostMap, job_text, no_job
-from schedc.report.plan_folder import JOB_SUFFIXES, check_folder
+from schedc.report.plan_folder import check_folder
 from schedc.report.plans import remarks
 from support.local_jobs import launch_line, scripts_of
 from support.needs import needed
@@ -75,15 +80,15 @@ def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
     texts = {kind: job_text(kind, plan, "01", RUNS) or "" for kind in JOB_SUFFIXES}
     for text in texts.values():
         assert text.index("schedc check 01.sched") < text.index("schedc compile 01.sched") < text.rindex("torchrun")
-    (tmp_path / "01.sbatch").write_text(texts["sbatch"])
+    (tmp_path / "01.sbatch").write_text(texts["slurm"])
     subprocess.run(["bash", "-n", str(tmp_path / "01.sbatch")], check=True)
     asked = dict(
-        line[10:].split("=") for line in texts["sbatch"].splitlines() if line.startswith("#SBATCH --") and "=" in line
+        line[10:].split("=") for line in texts["slurm"].splitlines() if line.startswith("#SBATCH --") and "=" in line
     )
     assert asked == {
         "job-name": "gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
     }  # fmt: skip
-    sky, trainjob = of_yaml(texts["sky"]), of_yaml(texts["trainjob"])
+    sky, trainjob = of_yaml(texts["skypilot"]), of_yaml(texts["kubeflow"])
     assert set(sky) == {"name", "workdir", "num_nodes", "resources", "run"}
     assert (sky["num_nodes"], sky["resources"]) == (2, {"accelerators": "H100:8", "image_id": "docker:SET_IMAGE"})
     assert (trainjob["apiVersion"], trainjob["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -102,8 +107,8 @@ def test_devices_have_the_names_of_their_cluster() -> None:
         ("gb200-nvl72", "GB200:4", "nvidia.com/gpu"),
     ):
         plan = priced(problem=replace(GPT2, cluster=open_cluster(cluster, 16)))
-        assert of_yaml(job_text("sky", plan, "01", RUNS) or "")["resources"]["accelerators"] == sky
-        limits = of_yaml(job_text("trainjob", plan, "01", RUNS) or "")["spec"]["trainer"]["resourcesPerNode"]
+        assert of_yaml(job_text("skypilot", plan, "01", RUNS) or "")["resources"]["accelerators"] == sky
+        limits = of_yaml(job_text("kubeflow", plan, "01", RUNS) or "")["spec"]["trainer"]["resourcesPerNode"]
         assert list(limits["limits"]) == [resource]
 
 
@@ -111,7 +116,7 @@ def test_a_plan_that_the_runtime_does_not_run_has_no_job() -> None:
     plan, refused = priced(replace(AXES, tp=2, dp=2)), {"schedc": "the plan says tp 2"}
     assert no_job(plan, refused) == "schedc does not run it: the plan says tp 2"
     assert "deals no tokens to cp 2" in str(no_job(priced(replace(AXES, cp=2, dp=2)), {"schedc": None}))
-    assert job_text("sky", plan, "01", refused) is None
+    assert job_text("skypilot", plan, "01", refused) is None
 
 
 @pytest.mark.slow
@@ -122,7 +127,7 @@ def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tm
     (folder / "01.sched").write_text(plan.plan_text)
     (folder / "01.costs.toml").write_text(plan.cost_text)
     text = job_text(kind, plan, "01", RUNS) or ""
-    script.write_text(text if kind == "sbatch" else scripts_of(of_yaml(text)))
+    script.write_text(text if kind == "slurm" else scripts_of(of_yaml(text)))
     environment = {
         "PLANS": str(folder),
         "SKYPILOT_NUM_NODES": "2",
@@ -134,13 +139,13 @@ def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tm
     assert words[start : start + 3] == ["-m", "schedc_runtime.commands.run", "--program"]
     assert Path(words[start + 3]).exists()
     assert words[start + 4 :] == ["--cost-file", "01.costs.toml"]
-    node, meet = {"sbatch": ("0", "127.0.0.1"), "sky": ("1", "a")}.get(kind, ("", ""))
+    node, meet = {"slurm": ("0", "127.0.0.1"), "skypilot": ("1", "a")}.get(kind, ("", ""))
     ranks = ["--nnodes", "2", "--nproc-per-node", "8", "--node-rank", node, "--master-addr", meet]
     assert words[:start] == ([*ranks, "--master-port", "29500"] if node else [])
-    if kind == "trainjob":
+    if kind == "kubeflow":
         with pytest.raises(AssertionError, match="set PLANS to the folder"):
             launch_line(script, folder, {"PLANS": ""})
-    if kind != "sbatch":
+    if kind != "slurm":
         return
     own = launch_line(script, folder, environment | {"TRAIN": "mine.py --lr 1"})
     assert own[start : start + 4] == ["mine.py", "--lr", "1", "--program"]
@@ -159,6 +164,7 @@ def test_a_search_writes_jobs_beside_its_plans(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main, [*search, "--require", "schedule == 1f1b", "--json", "-o", str(folder), "--jobs", "sky"]
     )
+    assert "note: `--jobs sky` is now `--job skypilot`" in result.stderr
     assert result.exit_code == 0, result.output
     check_folder(folder, forced=True)
     facts = json.loads(result.stdout)
@@ -175,6 +181,36 @@ def test_a_search_writes_jobs_beside_its_plans(tmp_path: Path) -> None:
 
 
 def test_jobs_need_a_folder() -> None:
-    result = CliRunner().invoke(main, ["plan", "gpt2", "h100", "--batch", "32x1024", "--jobs", "sky"])
+    result = CliRunner().invoke(main, ["plan", "gpt2", "h100", "--batch", "32x1024", "--job", "skypilot"])
     assert result.exit_code == 2
-    assert "--jobs writes beside the plan files: add -o FOLDER" in result.output
+    assert "--job writes beside the plan files: add -o FOLDER" in result.output
+
+
+@pytest.mark.parametrize("kind", JOB_SUFFIXES)
+def test_a_compiled_program_has_a_job_that_asks_the_doctor_first(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "step"
+    asked = ["compile", "1f1b", "-D", "P=16", "-D", "M=16", "--job", kind, "-o", str(folder)]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code == 0, result.output
+    path = folder / f"job{JOB_SUFFIXES[kind]}"
+    text = path.read_text()
+    assert "node n has the ranks 8 n to 8 n + 7" in text
+    assert text.index("-m schedc doctor program.json") < text.index("TRAIN:?set TRAIN to your trainer")
+    script = tmp_path / "script"
+    script.write_text(text if kind == "slurm" else scripts_of(of_yaml(text)))
+    environment = {"PROGRAM": str(folder), "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1",
+                   "SKYPILOT_NODE_IPS": "a\nb", "TRAIN": "mine.py"}  # fmt: skip
+    assert launch_line(script, folder, environment)[-3:] == ["mine.py", "--program", "program.json"]
+    with pytest.raises(AssertionError, match="set TRAIN to your trainer"):
+        launch_line(script, folder, {**environment, "TRAIN": ""})
+
+
+def test_hosts_of_a_program_follow_from_its_plan() -> None:
+    program = schedc.compile("1f1b", P=4, M=8)
+    assert ProgramHosts.of(program, NO_PLAN, 1) == ProgramHosts(4, 1, 4)
+    assert ProgramHosts.of(program, NO_PLAN, 3) == "12 ranks do not fill nodes of 8 devices evenly"
+    assert ProgramHosts.of(program, replace(NO_PLAN, topology=Topology(2, 4)), 1) == ProgramHosts(4, 8, 4)
+    spread = Parallel(dp=4, devices=16, node=2)
+    hosts = ProgramHosts.of(program, replace(NO_PLAN, parallel=spread), 1)
+    assert hosts == ProgramHosts(4, 4, 2)
+    assert "A rank is 4 x its pipeline rank + its peer" in hosts.comment()
