@@ -6,7 +6,8 @@
         sizes? {integer}    by name; a field with ? may be missing
 
 A type is `text`, `integer`, `number`, `boolean`, `null`, `any`, a text in quotes, or the name of a shape. ``[T]`` is a
-list, and ``{T}`` an object with data as names. Types with | between are alternatives. Fields of an `object` stand below.
+list, and ``{T}`` an object with data as names. Types with | between are alternatives. Below an `object` stand its
+fields.
 """
 
 from __future__ import annotations
