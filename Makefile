@@ -8,7 +8,7 @@ BARE := .venv-bare
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs playground dist bench kernels gpu figures clean
+.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs playground dist vsix bench kernels gpu figures clean
 
 setup: $(READY)
 
@@ -94,6 +94,12 @@ dist: setup  ## source distribution and wheel, built from it as a user's pip doe
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+
+build/sched.vsix: $(wildcard editors/vscode/src/*.js editors/vscode/*.json editors/vscode/pack.py)
+	cd editors/vscode && npm ci --no-audit --no-fund --loglevel=error && npm run --silent bundle
+	$(PYTHON) editors/vscode/pack.py $@
+
+vsix: build/sched.vsix  ## the extension for VS Code, which needs node; nothing else of the project does
 
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
 	@for name in compile timeline planner claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step products routes host_asks imbalance policies dropout tune; do $(BIN)/python benchmarks/$$name.py || exit 1; done

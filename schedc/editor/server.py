@@ -19,6 +19,7 @@ from schedc.editor.hints import hints
 from schedc.editor.hover import WORDS, hover_code, word_at
 from schedc.editor.names import occurrence_at, references, rename
 from schedc.editor.outline import OutlineSymbol, blocks, symbols
+from schedc.editor.preview import preview
 from schedc.editor.semantic import TOKEN_TYPES, semantic_tokens
 from schedc.fixes import finding_words, fix_of
 from schedc.load.library import load, names, open_schedule
@@ -202,6 +203,11 @@ def _sign(server: LanguageServer, params: types.SignatureHelpParams) -> types.Si
     return types.SignatureHelp([types.SignatureInformation(FORMS[word], documentation=WORDS[word])])
 
 
+def _draw(server: LanguageServer, params: Any) -> dict[str, str | None]:
+    """A page that draws the text of ``uri``; null while the text has findings."""
+    return {"html": preview(_source(server, params.uri))}
+
+
 def _place(server: LanguageServer, params: _AtPlace) -> tuple[Source, int, int]:
     """The text, and line and column from 1."""
     source = _source(server, params.text_document.uri)
@@ -268,8 +274,9 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     types.TEXT_DOCUMENT_INLAY_HINT: _hint,
     types.TEXT_DOCUMENT_SIGNATURE_HELP: _sign,
     types.TEXT_DOCUMENT_CODE_ACTION: _act,
+    "schedc/preview": _draw,
 }
-"""What answers each request of the protocol."""
+"""What answers each request of the protocol, and one of our own."""
 _OPTIONS: dict[str, tuple[Any, ...]] = {
     types.TEXT_DOCUMENT_COMPLETION: (types.CompletionOptions(trigger_characters=[":", " "]),),
     types.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (types.SemanticTokensLegend(list(TOKEN_TYPES), []),),

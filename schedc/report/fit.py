@@ -19,9 +19,7 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
         name: {"value": value, "prior": described(name).median, "unit": described(name).unit}
         for name, value in fit.constants.items()
     }
-    facts: dict[str, Any] = {
-        "schema": "schedc.fit",
-        "version": 1,
+    facts: dict[str, Any] = {"schema": "schedc.fit", "version": 1} | {
         "fit": fit.name,
         "rows": fit.rows,
         "times": fit.calibrated,

@@ -234,6 +234,14 @@ def test_a_file_is_written_with_the_servers_help(client: LanguageClient) -> None
         answer = client.request(f"textDocument/{method}", textDocument={"uri": uri}, **asked)
         assert _holds(answer, said), (method, answer)
 
+    page = client.request("schedc/preview", uri=uri)["html"]
+    assert page == client.request("schedc/preview", uri=uri)["html"]
+    assert "<script" in page
+    assert "mine (P = " in page
+    client.notify("textDocument/didChange", textDocument={"uri": uri, "version": 3}, contentChanges=[{"text": broken}])
+    assert client.request("schedc/preview", uri=uri) == {"html": None}
+    client.diagnostics()
+
     client.notify("textDocument/didClose", textDocument={"uri": uri})
     assert client.diagnostics()["diagnostics"] == []
     client.request("shutdown")
