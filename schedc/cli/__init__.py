@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ import click
 from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 from schedc.cli.examples import EXAMPLES
+from schedc.cli.screen import options_of_all
 
 COMMANDS = {
     **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff", "doctor")},
@@ -86,6 +88,8 @@ class _Group(click.Group):
 
 def with_example(command: click.Command, name: str) -> click.Command:
     """The command, and the commands of a group, with an example in front of the exit statuses of their help."""
+    if command.params[-1:] == [] or command.params[-1].name != "color":
+        command.params += options_of_all()
     command.epilog = f"\b\nExample:\n  schedc {EXAMPLES[name]}\n\n{EPILOG}"
     if isinstance(command, click.Group):
         for own, each in command.commands.items():
@@ -107,9 +111,18 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
 
 @click.group(cls=_Group, epilog=EPILOG, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="schedc")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Compile pipeline-parallel training schedules.
 
     SCHEDULE is the name of a library schedule (`schedc list`), the path of a .sched file or of an order (torch's
     schedule CSV, or our text form), or - for standard input. FILE.sched:NAME chooses one of several.
     """
+    from schedc.cli.defaults import defaults_for
+
+    name = ctx.invoked_subcommand or ""
+    command = _Group.get_command(ctx.command, ctx, name) if isinstance(ctx.command, _Group) else None
+    if command is not None:
+        inner = command.commands if isinstance(command, click.Group) else {}
+        own = {each: defaults_for(one, (name, each), Path.cwd()) for each, one in inner.items()}
+        ctx.default_map = {name: own or defaults_for(command, (name,), Path.cwd())}

@@ -11,6 +11,7 @@ import click
 from schedc.cli.common import EPILOG, need_runtime, output_argument, schedule_arguments
 from schedc.cli.processes import handed_over, run_to_end
 from schedc.cli.run import dense_layers_of
+from schedc.cli.spellings import renamed
 
 if TYPE_CHECKING:
     from schedc.load.library import Given
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Packed rows to measure, lengths of documents on each line: the costs of rows of data.",
 )
-@click.option(
+@renamed(
+    "--processes",
     "--ranks",
+    "ranks",
     type=click.IntRange(1),
     help="Processes that share the experts, or sum gradients; default: the plan's topology.",
 )

@@ -14,7 +14,7 @@ import click
 
 from schedc.cli.completion import complete_size
 from schedc.cli.given import ScheduleArgument
-from schedc.cli.screen import coloured, painter
+from schedc.cli.screen import coloured, is_quiet, note, painter
 from schedc.step.costs.keys import help_text
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def write(content: str | bytes, path: Path | None) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    click.echo(f"wrote {path}", err=True)
+    note(f"wrote {path}")
 
 
 def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
@@ -184,7 +184,7 @@ def need_runtime(activity: str) -> None:
 
 def progress_bar(length: int, label: str) -> Any:
     """A bar on stderr, in terminals only."""
-    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=is_quiet() or not sys.stderr.isatty())
 
 
 @contextmanager
@@ -205,8 +205,8 @@ def note_plan(name: Given) -> None:
     """Say on stderr that a command for many sizes takes the schedule of a plan, if ``name`` is one of a plan."""
     from schedc.inputs import plan_at
 
-    if note := plan_at(name):
-        click.echo(f"note: {note}", err=True)
+    if text := plan_at(name):
+        note(f"note: {text}")
 
 
 def finish(diagnostics: tuple[Diagnostic, ...]) -> None:

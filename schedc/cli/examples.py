@@ -14,7 +14,7 @@ EXAMPLES = {
     "explain": "explain S301",
     "export": "export zbv -D P=4 -D M=8 --to csv -o zbv.csv",
     "fit": "fit rows.csv --cv",
-    "fmt": "fmt --check mine.sched",
+    "fmt": "fmt --diff mine.sched",
     "freeze": "freeze mine.sched -D P=4 -D M=8 --cost W=0.5",
     "frontier": "frontier -D P=8 -D M=32 -o frontier.html",
     "import": "import order.csv -o order.schedule",

@@ -10,12 +10,14 @@ import click
 
 from schedc.cli.common import EPILOG, FINDINGS, print_findings
 from schedc.cli.many import own_text, schedule_files
+from schedc.cli.screen import note
+from schedc.cli.spellings import renamed
 
 
 @click.command(epilog=EPILOG)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, allow_dash=True))
-@click.option("--check", is_flag=True, help="Write nothing; show the changes, and exit with 1 if there are any.")
-def fmt_command(files: tuple[Path, ...], check: bool) -> None:
+@renamed("--diff", "--check", is_flag=True, help="Write nothing; show the changes, and exit with 1 if there are any.")
+def fmt_command(files: tuple[Path, ...], diff: bool) -> None:
     """Format .sched FILES in place.
 
     Their tokens and comments stay: only white space changes.
@@ -28,19 +30,19 @@ def fmt_command(files: tuple[Path, ...], check: bool) -> None:
     findings: list[Diagnostic] = []
     for path in schedule_files(files):
         try:
-            changed += _format(path, check)
+            changed += _format(path, diff)
         except DiagnosticError as error:
             findings += error.diagnostics
-    if check and changed:
+    if diff and changed:
         click.echo(f"{changed} file{'s' if changed > 1 else ''} would be formatted", err=True)
     if findings:
         print_findings(tuple(findings))
-    if findings or (check and changed):
+    if findings or (diff and changed):
         sys.exit(FINDINGS)
 
 
-def _format(path: Path, check: bool) -> bool:
-    """Formats one file, or shows the change with ``check``. Returns whether the text changes."""
+def _format(path: Path, diff: bool) -> bool:
+    """Formats one file, or shows the change with ``diff``. Returns whether the text changes."""
     from schedc.source import Source
     from schedc.syntax.formatter import format_source
 
@@ -48,7 +50,7 @@ def _format(path: Path, check: bool) -> bool:
     source = Source("<stdin>", sys.stdin.read()) if standard else own_text(path)
     text = format_source(source)
     changed = text.encode() != source.text.encode()
-    if check:
+    if diff:
         if changed:
             lines = difflib.unified_diff(
                 source.text.splitlines(), text.splitlines(), source.name, f"{source.name} (formatted)", lineterm=""
@@ -58,5 +60,5 @@ def _format(path: Path, check: bool) -> bool:
         click.echo(text, nl=False)
     elif changed:
         path.write_text(text, encoding="utf-8", newline="\n")
-        click.echo(f"formatted {path}", err=True)
+        note(f"formatted {path}")
     return changed

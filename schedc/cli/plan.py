@@ -10,7 +10,7 @@ import click
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
-from schedc.cli.job import KINDS, OLD_KINDS, old_kind
+from schedc.cli.job import KINDS, OLD_KINDS
 from schedc.cli.plan_request import (
     BEST,
     DRAWS,
@@ -26,6 +26,7 @@ from schedc.cli.plan_request import (
     read_slow,
     read_tokens,
 )
+from schedc.cli.spellings import renamed
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -189,12 +190,13 @@ def compare_plans_command(first: Path, second: Path, output: Path | None, force:
     show_default=True,
     help="How many values the axes take.",
 )
-@click.option(
+@renamed(
     "--job",
+    "--jobs",
+    values=OLD_KINDS,
     type=click.Choice(KINDS),
     help="With -o, write a job for each plan that this runtime runs: for Slurm, SkyPilot or Kubeflow Trainer.",
 )
-@click.option("--jobs", "old_job", type=click.Choice([*OLD_KINDS]), callback=old_kind, hidden=True)
 @click.option("--space-facts", is_flag=True, help="Search nothing: list what plans have, and what is left out and why.")
 @click.option(
     "--precision",
@@ -319,7 +321,7 @@ def compare_plans_command(first: Path, second: Path, output: Path | None, force:
     default="",
     help="The software that trains: a shipped fit, or a file, whose stack's constants and traits are used.",
 )
-@click.option("--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
+@renamed("--timings", "--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
 @click.option(
     "--limit-seconds",
     type=click.FloatRange(min=0.1),
@@ -335,5 +337,4 @@ def search_command(sizes: dict[str, int], **options: Any) -> None:
     """
     from schedc.cli.plan_searched import searched
 
-    options["job"] = options.pop("old_job") or options["job"]
     searched(SearchRequest(devices=devices_of(sizes, options["cluster"]), **options))

@@ -29,14 +29,53 @@ def width_of(output: Path | None) -> int:
 def coloured(stream: TextIO) -> bool:
     """Whether to write colours to a stream: to a terminal that has them, unless the environment decides otherwise.
 
-    NO_COLOR (no-color.org) forbids colours, and takes precedence. FORCE_COLOR (force-color.org) and CLICOLOR_FORCE
-    demand them, even for a pipe, unless they are 0. TERM=dumb is a terminal without colours.
+    --color goes before all else. NO_COLOR (no-color.org) forbids colours, and takes precedence. FORCE_COLOR
+    (force-color.org) and CLICOLOR_FORCE demand them, even for a pipe, unless they are 0. TERM=dumb is a terminal
+    without colours.
     """
+    asked = _asked("color")
+    if asked in ("always", "never"):
+        return bool(asked == "always")
     if os.environ.get("NO_COLOR"):
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
         return True
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _asked(option: str) -> Any:
+    """The value of an option that every command has; None where it is not given."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(f"schedc.{option}")
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is not None:
+        ctx.meta[f"schedc.{parameter.name}"] = value
+
+
+def options_of_all() -> list[click.Parameter]:
+    """The options that every command has."""
+    quiet = click.Option(
+        ["-q", "--quiet"], is_flag=True, default=None, is_eager=True, expose_value=False, callback=_keep,
+        help="Print results and findings alone, without notes and progress.",
+    )  # fmt: skip
+    color = click.Option(
+        ["--color"], type=click.Choice(["auto", "always", "never"]), is_eager=True, expose_value=False, callback=_keep,
+        help="Whether text has colours; auto, the default, asks terminal and environment.",
+    )  # fmt: skip
+    return [quiet, color]
+
+
+def is_quiet() -> bool:
+    """Whether notes and progress are left out."""
+    return bool(_asked("quiet"))
+
+
+def note(text: str) -> None:
+    """Writes a line on stderr that is neither a result nor a finding."""
+    if not is_quiet():
+        click.echo(text, err=True)
 
 
 _LOOKS: Mapping[str, Mapping[str, Any]] = {

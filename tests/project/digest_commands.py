@@ -121,7 +121,7 @@ SINGLE = (
     "export zbh1.sched --cost W=0.5 --cost p2p=0.1 --to trace",
     *(f"export dsv3.sched --to {target}" for target in TARGETS),
     "fmt messy.sched",
-    "fmt --check messy.sched",
+    "fmt --diff messy.sched",
     "freeze zb_auto.sched -D P=3 -D M=7 --cost W=0.5",
     "check zb_auto.sched -D P=3 -D M=7",
     "tune 1f1b.sched -D P=3 -D M=5 --cost-file uneven.toml --effort 0.05 --workers 1 --json -o out.order",

@@ -310,7 +310,7 @@ def test_both_halves_of_a_sum_are_timed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_sums_of_two_ranks_are_a_file_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "sums.toml"
     size, few = ("-D", "P=1", "-D", "M=1"), ("--repetitions", "1", "--warmup", "1")
-    done = run_schedc(["calibrate", "1f1b", *size, "--only", "sums", "--ranks", "2", *few, "-o", str(path)])
+    done = run_schedc(["calibrate", "1f1b", *size, "--only", "sums", "--processes", "2", *few, "-o", str(path)])
     assert done.returncode == 0, done.stderr
     costs = load_costs(path)
     assert costs.given == {"dp"}

@@ -1,0 +1,101 @@
+"""Options: one meaning for each, old spellings with a note, defaults from files, quiet runs, and colours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import click
+import pytest
+
+from schedc.cli import main
+from schedc.cli.defaults import ALLOWED
+from schedc.load.library import load
+from support.commands import schedc
+
+SHARED = {"--format", "--memory", "--objective", "--only", "--output", "-o", "--to"}
+"""Options that several commands have with their own values: a form, a cap, an aim, a part, a place, a target."""
+
+
+def options(group: click.Group, context: click.Context) -> dict[str, set[tuple[bool, str]]]:
+    """By spelling, whether the option is a flag, and its type, for all commands."""
+    found: dict[str, set[tuple[bool, str]]] = defaultdict(set)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                for spelling in option.opts:
+                    found[spelling].add((option.is_flag, option.type.name))
+        if isinstance(command, click.Group):
+            for spelling, kinds in options(command, context).items():
+                found[spelling] |= kinds
+    return found
+
+
+def test_an_option_of_several_commands_has_one_meaning() -> None:
+    found = options(main, click.Context(main))
+    assert {spelling for spelling, kinds in found.items() if len(kinds) > 1} <= SHARED
+    assert found["--time"] == {(False, "float range")}
+
+
+def test_old_spellings_mean_the_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    path.write_text(load("1f1b").text.replace("place linear", "place   linear"), encoding="utf-8")
+    new, old = (schedc("fmt", option, str(path)) for option in ("--diff", "--check"))
+    assert (new.exit_code, new.stdout) == (1, old.stdout)
+    assert "note: `--check` is now `--diff`" in old.stderr
+    assert "note" not in new.stderr
+    assert "--check" not in schedc("fmt", "--help").stdout
+    silent = schedc("fmt", "--check", "-q", str(path))
+    assert (silent.exit_code, "note" in silent.stderr) == (1, False)
+
+
+def test_defaults_come_from_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.schedc]\ncost = ["W=0.5"]\n[tool.schedc.check]\ndefine = {P = 3}\n')
+    monkeypatch.chdir(below)
+    assert schedc("check", "zbh1").stdout == schedc("check", "zbh1", "-D", "P=3", "--cost", "W=0.5").stdout
+    assert "(P = 4" in schedc("show", "zbh1", "--format", "term").stdout  # the table is that of `check`
+    assert "(P = 2" in schedc("check", "zbh1", "-D", "P=2").stdout
+    (below / "schedc.toml").write_text('cost-file = "costs.toml"\n')
+    (below / "costs.toml").write_text('schema = "schedc.costs/1"\nF = 2\n')
+    inner = below / "inner"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    assert schedc("check", "zbh1").stdout == schedc("check", "zbh1", "--cost", "F=2").stdout
+    assert schedc("list").exit_code == 0  # which has no costs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cots = 1\n", "cots is no option with a default; did you mean `cost`?"),
+        ('[check]\noutput = "/tmp/x"\n', "[check] output is no option with a default"),
+        ("[check]\ntime = 3\n", "[check] time is no option with a default"),
+        ("cost = \n", "schedc.toml: "),
+        ('cost = ["G=1"]\n', "G"),
+    ],
+)
+def test_a_wrong_default_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    (tmp_path / "schedc.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = schedc("check", "1f1b")
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_no_default_writes_a_file() -> None:
+    assert not {"output", "fix", "force", "job", "html"} & set(ALLOWED)
+
+
+def test_quiet_leaves_notes_out_and_color_decides(tmp_path: Path) -> None:
+    path = tmp_path / "out.svg"
+    assert schedc("show", "1f1b", "-o", str(path)).stderr == f"wrote {path}\n"
+    assert schedc("show", "1f1b", "-o", str(path), "--quiet").stderr == ""
+    drawn = {word: schedc("show", "1f1b", "--format", "term", "--color", word).stdout for word in ("always", "never")}
+    assert ["\x1b[" in text for text in drawn.values()] == [True, False]
+    assert schedc("show", "1f1b", "--format", "term").stdout == drawn["never"]
+    wrong = tmp_path / "wrong.sched"
+    wrong.write_text("sched 1\nschedule x {", encoding="utf-8")
+    assert "\x1b[" in schedc("check", str(wrong), "--color", "always", "-q").stderr
