@@ -25,6 +25,8 @@ import torch.distributed as dist
 import schedc
 from schedc.diagnostics import DiagnosticError, clean
 from schedc.ir.load import load_program
+from schedc_runtime.audit.fitness import device_facts
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.agreement import program_digest
 from schedc_runtime.ranks.join import join
@@ -71,7 +73,7 @@ def facts_here(path: Path | None, device: torch.device) -> RankFacts:
         socket.gethostname(),
         int(os.environ.get("LOCAL_RANK", "0")),
         versions,
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        device_facts(device)["device"],
         "" if program is None else program_digest(program)[:16],
         0 if program is None else program.ranks,
     )
@@ -160,8 +162,7 @@ def _seconds(place: int, first: int, size: int, device: torch.device) -> float:
         start = perf_counter()
         for sender in (0, 1):
             (dist.send if place == sender else dist.recv)(buffer, first + 1 - place)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        device_for(device).current().synchronize()
         times.append(perf_counter() - start)
     return min(times[1:]) / 2
 
