@@ -15,7 +15,7 @@ def preview(source: Source) -> str | None:
     """A page with the schedules and plans of a text; None where one has a finding, or no default sizes."""
     try:
         file = parse(source)
-        names = [tree.name for tree in (*file.schedules, *file.plans)]
+        names = [*(tree.name for tree in file.schedules), *(plan.name for plan in file.plans)]
         return draw_html([chart_at(Text(source, name), {}, Costs()) for name in names]) if names else None
     except DiagnosticError:
         return None
