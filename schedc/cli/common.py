@@ -14,7 +14,7 @@ import click
 
 from schedc.cli.completion import complete_size
 from schedc.cli.given import ScheduleArgument
-from schedc.cli.screen import coloured, is_quiet, note, painter
+from schedc.cli.screen import coloured, is_quiet, painter, write_note
 from schedc.step.costs.keys import help_text
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def write(content: str | bytes, path: Path | None) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    note(f"wrote {path}")
+    write_note(f"wrote {path}")
 
 
 def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
@@ -206,7 +206,7 @@ def note_plan(name: Given) -> None:
     from schedc.inputs import plan_at
 
     if text := plan_at(name):
-        note(f"note: {text}")
+        write_note(f"note: {text}")
 
 
 def finish(diagnostics: tuple[Diagnostic, ...]) -> None:

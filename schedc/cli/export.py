@@ -20,7 +20,7 @@ from schedc.cli.common import (
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.pictures import DOT, SUFFIXES
 from schedc.cli.recorded import record_argument
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def export_command(
             parse_layout(layout)
         order = replace(order, layout=layout)
     if chosen.note and order.placement.pipes > 1:
-        note(f"note: {chosen.note}")
+        write_note(f"note: {chosen.note}")
     if chosen.without_works and step.works is not None and len(step.works):
-        note(f"note: {chosen.without_works}")
+        write_note(f"note: {chosen.without_works}")
     write(chosen.write(order, costs, step.works, _layout_of(tree, order)), output)
 
 

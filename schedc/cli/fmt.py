@@ -10,7 +10,7 @@ import click
 
 from schedc.cli.common import EPILOG, FINDINGS, print_findings
 from schedc.cli.many import own_text, schedule_files
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 from schedc.cli.spellings import renamed
 
 
@@ -60,5 +60,5 @@ def _format(path: Path, diff: bool) -> bool:
         click.echo(text, nl=False)
     elif changed:
         path.write_text(text, encoding="utf-8", newline="\n")
-        note(f"formatted {path}")
+        write_note(f"formatted {path}")
     return changed

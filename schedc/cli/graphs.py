@@ -12,7 +12,7 @@ import click
 
 from schedc.cli.common import USAGE, write
 from schedc.cli.pictures import DOT
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -47,7 +47,7 @@ def graph_at(graph: str, name: Given, sizes: Mapping[str, int], costs: Costs, st
         return dependency_graph(name, sizes, costs)
     stages = graph_stages_at(name, sizes, costs)
     if stages.assumed:
-        note(f"note: no --cost-file with a table [cell]: {stages.assumed}, without times")
+        write_note(f"note: no --cost-file with a table [cell]: {stages.assumed}, without times")
     if stage is None:
         stage = stages.largest
     if stage >= len(stages.shapes):
@@ -72,6 +72,6 @@ def write_graph(graph: Digraph, form: str, output: Path | None, width: int | Non
             raise click.UsageError(f"dot cannot draw this graph as {form}: {(answer or '').strip()}") from None
     else:
         write(graph.source, None)
-        note(f"note: the program `dot` is missing, so this is the graph's source; {_REMEDY}")
+        write_note(f"note: the program `dot` is missing, so this is the graph's source; {_REMEDY}")
         if asked:
             sys.exit(USAGE)

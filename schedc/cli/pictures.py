@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from schedc.cli.common import write
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 SVG, PNG, PDF, HTML, TERM, DOT = "svg", "png", "pdf", "html", "term", "dot"
 
@@ -127,4 +127,4 @@ def write_drawing(drawing: Drawing, output: Path | None) -> None:
     """Writes a drawing to a file, else to stdout; its note goes to stderr."""
     write(drawing.content, output)
     if drawing.note:
-        note(f"note: {drawing.note}")
+        write_note(f"note: {drawing.note}")

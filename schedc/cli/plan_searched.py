@@ -12,7 +12,7 @@ import click
 
 from schedc.cli.plan_progress import ProgressLine
 from schedc.cli.plan_request import MOST_SPREAD, SearchRequest, SkewAsked
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 if TYPE_CHECKING:
     from schedc.cell.recorded_rows import RecordedRows
@@ -114,7 +114,7 @@ def _search(
         moved = ["", *sliders_text(facts["sliders"])] if facts.get("sliders") else []
         click.echo("\n".join([*to_text(facts, request.show_time), *explanation, *moved]))
     if request.output is not None:
-        note(f"wrote {request.output}")
+        write_note(f"wrote {request.output}")
 
 
 def _found(

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from schedc.cli.common import failures_told
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 if TYPE_CHECKING:
     from schedc.load.library import Given
@@ -52,7 +52,7 @@ def tell_rule(
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
-        note(f"wrote {output}")
+        write_note(f"wrote {output}")
     click.echo(
         json.dumps({**rule_json(rule), "file": str(output) if output else None}) if as_json else text, nl=as_json
     )

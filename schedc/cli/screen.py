@@ -72,7 +72,7 @@ def is_quiet() -> bool:
     return bool(_asked("quiet"))
 
 
-def note(text: str) -> None:
+def write_note(text: str) -> None:
     """Writes a line on stderr that is neither a result nor a finding."""
     if not is_quiet():
         click.echo(text, err=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ def renamed(
         if value not in (None, False):
             meant = value if values is None else values[value]
             said = "" if value is True else f" {meant}"
-            note(f"note: `{old}{'' if value is True else f' {value}'}` is now `{new}{said}`")
+            write_note(f"note: `{old}{'' if value is True else f' {value}'}` is now `{new}{said}`")
             ctx.meta[place] = meant
 
     def give(ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -11,7 +11,7 @@ import click
 
 from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, schedule_arguments
 from schedc.cli.rule import tell_rule
-from schedc.cli.screen import note
+from schedc.cli.screen import write_note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +122,7 @@ def tune_command(
         output.write_text(print_schedule(documented(tuned)), encoding="utf-8")
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
-        note(f"wrote {output}")
+        write_note(f"wrote {output}")
 
 
 def _effort(seconds: float | None, work: float | None, workers: int, seed: int) -> Effort:
