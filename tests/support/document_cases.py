@@ -15,6 +15,8 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.tensor_parallel.varlen import attend_by_documents
 from support.gradient_errors import error_of
 from support.tensor_cases import family, wide_norms
+from support.wide_models import WideModel
+from support.wide_numbers import narrow
 
 LENGTHS = ((3, 5), (8,), (1, 6, 1), (2, 2, 2), (7, 1), (4, 4), (5, 2), (8,))
 """Lengths of documents, by row; the fourth and the seventh row are filled up to 8 tokens."""
@@ -31,8 +33,8 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def alone(model: nn.Module) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients [...] of one process that sees each document by itself."""
-    whole, (tokens, _, targets) = deepcopy(model), packed()
+    """Loss and gradients [...] of one process that sees each document by itself, in long doubles."""
+    whole, (tokens, _, targets) = WideModel(model), packed()
     count, total = int((targets != -100).sum()), 0.0
     for row, lengths in enumerate(LENGTHS):
         for ids in tokens[row, : sum(lengths)].split(lengths):
@@ -40,8 +42,8 @@ def alone(model: nn.Module) -> tuple[float, dict[str, Tensor]]:
                 logits = whole(input_ids=ids[None]).logits[0, :-1]
                 loss = nn.functional.cross_entropy(logits, ids[1:], reduction="sum") / count
                 loss.backward()
-                total += loss.item()
-    return total, {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+                total += narrow(loss).item()
+    return total, whole.gradients()
 
 
 def documents(rank: int, world: int, names: list[str], schedule: str = "zbh1") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
@@ -23,6 +23,8 @@ from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.trainers import checkpoint
 from support.gradient_errors import error_of
 from support.short_search import search_shortly_on_ranks
+from support.wide_models import WideModel
+from support.wide_numbers import narrow
 
 search_shortly_on_ranks()
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -78,8 +80,8 @@ def batch(step: int = 0) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def wide_norms() -> Iterator[None]:
-    """Leaves out the casts of norms to float32, which would round what is compared in float64."""
-    plain_to, plain_float = Tensor.to, Tensor.float
+    """Leaves out the casts of norms and softmaxes to float32, which would round what is compared in float64."""
+    plain_to, plain_float, plain_softmax = Tensor.to, Tensor.float, nn.functional.softmax
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         narrow = torch.float32 in (*args, *kwargs.values())
@@ -88,19 +90,26 @@ def wide_norms() -> Iterator[None]:
     def to_float(self: Tensor) -> Tensor:
         return self if self.dtype is torch.float64 else plain_float(self)
 
-    with mock.patch.object(Tensor, "to", to), mock.patch.object(Tensor, "float", to_float):
+    def softmax(self: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+        return plain_softmax(self, *args, dtype=None if self.dtype is torch.float64 else dtype, **kwargs)
+
+    with ExitStack() as patches:
+        for owner, name, own in (
+            (Tensor, "to", to), (Tensor, "float", to_float), (nn.functional, "softmax", softmax),
+        ):  # fmt: skip
+            patches.enter_context(mock.patch.object(owner, name, own))
         yield
 
 
 def reference(model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients [...] of one process with plain autograd, microbatch by microbatch."""
-    whole = deepcopy(model)
+    """Loss and gradients [...] of one process with plain autograd in long doubles, microbatch by microbatch."""
+    whole = WideModel(model)
     total = 0.0
     for part, expected in zip(tokens.chunk(microbatches), labels.chunk(microbatches), strict=True):
         loss = loss_fn(whole(input_ids=part), expected) / microbatches
         loss.backward()
-        total += loss.item()
-    return total, {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+        total += narrow(loss).item()
+    return total, whole.gradients()
 
 
 def overlapping(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -20,6 +21,8 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.trainers import checkpoint
 from support.gradient_errors import errors_of
 from support.tensor_cases import ORDERS, SCHEDULES, SIZES, batch, digest, loss_fn, wide_norms
+from support.wide_models import WideModel
+from support.wide_numbers import narrow
 
 KINDS: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -64,20 +67,14 @@ def expert_reference(
 ) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
     """Loss, gradients [...] and the routers' biases [experts] behind an update, of one process with plain autograd.
 
-    parts: microbatches, one after the other.
+    It runs in long doubles, without our layers of experts. parts: microbatches, one after the other.
     """
-    whole = deepcopy(model)
-    for _, layer in moe_layers(whole):
-        layer.balance.scale = 1.0 / parts
-    total = 0.0
+    whole, total = WideModel(model), 0.0
     for part, wanted in zip(tokens.chunk(parts), labels.chunk(parts), strict=True):
-        loss = loss_fn(whole(input_ids=part), wanted) / parts
-        loss.backward()
-        total += loss.item()
-    grads = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    for _, layer in moe_layers(whole):
-        layer.update_bias()
-    return total, grads, _biases(whole)
+        loss = loss_fn(whole(input_ids=part), wanted)
+        ((loss + whole.auxiliary()) / parts).backward()
+        total += narrow(loss).item() / parts
+    return total, whole.gradients(), whole.biases()
 
 
 def _biases(model: nn.Module) -> dict[str, Tensor]:
@@ -101,16 +98,23 @@ def experts(
         with wide_norms():
             model = expert_family(name, balance, **sizes)
             for mesh in meshes:
-                cases.append({"family": name, "mesh": mesh} | _case(model, MESHES[mesh], schedule))
+                expected = _expected(name, balance, MESHES[mesh].replicas, **sizes)
+                cases.append({"family": name, "mesh": mesh} | _case(model, MESHES[mesh], schedule, expected))
     return cases
 
 
-def _case(model: nn.Module, mesh: Mesh, schedule: str) -> dict[str, Any]:
+@cache
+def _expected(name: str, balance: float, replicas: int, **sizes: int) -> Any:
+    """`expert_reference` whose microbatches are those of all replicas, as an auxiliary loss sees them."""
+    model, (tokens, labels) = expert_family(name, balance, **sizes), batch()
+    order = torch.arange(len(tokens)).view(replicas, 4, -1).transpose(0, 1).flatten()
+    return expert_reference(model, tokens[order], labels[order], 4)
+
+
+def _case(model: nn.Module, mesh: Mesh, schedule: str, expected: Any) -> dict[str, Any]:
     program = schedc.compile(schedule, P=mesh.pipeline, **SCHEDULES[schedule])
     tokens, labels = batch()
-    # A microbatch of the reference is that of all replicas, as an auxiliary loss sees it.
-    order = torch.arange(len(tokens)).view(mesh.replicas, 4, -1).transpose(0, 1).flatten()
-    loss, gradients, biases = expert_reference(model, tokens[order], labels[order], 4)
+    loss, gradients, biases = expected
     norm = torch.stack([grad.norm() for grad in gradients.values()]).norm().item()
     bits, case = set(), dict[str, Any](error=-1.0, biases=0)
     for cells in ORDERS.values():
@@ -118,8 +122,8 @@ def _case(model: nn.Module, mesh: Mesh, schedule: str) -> dict[str, Any]:
             deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cells=cells, cut=Cut(inputs=["input_ids"]),
             plan=Plan(method=Method.FLAT), example={"input_ids": tokens[: 8 // mesh.replicas // 4]}, timeout=60.0,
         )  # fmt: skip
-        rows, expected = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
-        got = pipe.step({"input_ids": rows}, expected).item()
+        rows, targets = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
+        got = pipe.step({"input_ids": rows}, targets).item()
         errors = errors_of(pipe, gradients)
         worst = max(errors, key=errors.__getitem__)
         counted = abs(float(pipe.clip_grad_norm_(1e9)) - norm) / norm

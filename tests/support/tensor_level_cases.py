@@ -75,6 +75,7 @@ def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, ex
             )  # fmt: skip
             for stage in pipe.held(pipe.places[0]):
                 stage.set_recomputation(recompute[0], count=True)
+                stage.prepare_recompute()
             with _counting() as counted:
                 pipe.step({"input_ids": tokens}, labels)
             bits[f"{level} {order}"] = digest(pipe)

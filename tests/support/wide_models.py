@@ -1,0 +1,82 @@
+"""A model in long doubles for references: its outputs, gradients, auxiliary losses and biases of routers.
+
+Layers of experts that were replaced by ours run as Transformers has them.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.moe.balance import loss_slope, updated_bias
+from schedc_runtime.moe.huggingface import original_names, original_state_dict
+from schedc_runtime.moe.layer import moe_layers
+from support.wide_numbers import narrow, widen
+
+
+class WideModel:
+    """A copy of ``model`` in long doubles, called as it is."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers = dict(moe_layers(model))
+        if self._layers:
+            whole = type(model)(model.config).double()
+            whole.load_state_dict(original_state_dict(model))
+        else:
+            whole = deepcopy(model)
+        self._whole = widen(whole)
+        self._names = original_names(model, [name for name, _ in model.named_parameters()])
+        self._routed: dict[str, tuple[Tensor, Tensor]] = {}
+        self._loads = {name: torch.zeros_like(layer.loads.chosen) for name, layer in self._layers.items()}
+        for name in self._layers:
+            self._whole.get_submodule(name).gate.register_forward_hook(self._note(name))
+
+    def _note(self, name: str) -> Any:
+        def note(gate: nn.Module, given: Any, told: tuple[Tensor, Tensor, Tensor]) -> None:
+            self._routed[name] = told[0], told[2]
+            self._loads[name] += self._load(name)
+
+        return note
+
+    def _load(self, name: str) -> Tensor:
+        """[experts] choices of the last call."""
+        return torch.bincount(self._routed[name][1].flatten(), minlength=len(self._loads[name]))
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._whole(**inputs)
+
+    def auxiliary(self) -> Tensor | float:
+        """[] the auxiliary loss of the last call."""
+        total: Tensor | float = 0.0
+        for name, layer in self._layers.items():
+            routing, logits = layer.router.routing, self._routed[name][0]
+            scores = logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
+            shares = (scores / scores.sum(-1, keepdim=True)).sum(0)
+            if routing.balance:
+                total = total + (shares * (loss_slope(self._load(name), routing.top) * routing.balance)).sum()
+        return total
+
+    def biases(self) -> dict[str, Tensor]:
+        """[experts] the bias of each router that has one, behind an update by all calls."""
+        return {
+            name: updated_bias(layer.router.bias, self._loads[name], layer.router.routing.bias_rate)
+            for name, layer in self._layers.items()
+            if layer.router.bias is not None
+        }
+
+    def gradients(self) -> dict[str, Tensor]:
+        """[...] the nearest float64 of each gradient, under the names of the model given."""
+        grads = {name: p.grad for name, p in self._whole.named_parameters()}
+        given = {}
+        for name, original in self._names.items():
+            grad = grads.get(original)
+            if grad is not None:
+                given[name] = narrow(grad).transpose(1, 2) if name.endswith(TURNED) else narrow(grad)
+        return given
+
+
+TURNED = ("experts.gate_up", "experts.down")
+"""Stacks whose matrices Transformers has transposed."""
