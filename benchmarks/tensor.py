@@ -7,8 +7,9 @@ Real processes over gloo, tiny models in float64. The casts of norms to float32 
 finished cases, from which a second run goes on.
 
 A row's error is the largest difference of a gradient, relative to the largest gradient of its module, and that of the
-loss. equal: whether all orders inside cells have the same bits: serial, overlapped, and in the order of drawn times. A
-row has failed with an error above 1e-14, or with unequal bits.
+loss. The other side computes in long doubles: float64 rounds as much as a row may differ. `vocabulary` and `vision`
+compare with float64. equal: whether all orders inside cells have the same bits: serial, overlapped, and in the order of
+drawn times. A row has failed with an error above 1e-14, or with unequal bits.
 
     families     dense families on two pipeline ranks times ``--tensor`` tensor ranks
     heads        families with fewer KV heads than tensor ranks. failed: rows that are not refused with the module
@@ -32,6 +33,7 @@ row has failed with an error above 1e-14, or with unequal bits.
     hidden       hidden: share of the exchanges behind compute, in emulated device time; in pairs where a schedule has
                  some. predicted: by the graphs of `schedc check`. failed: less than 0.95 in pairs or 0.9 of `1f1b` in
                  four slices, or a prediction of share or step that is off by more than 3 points
+    vision       Llava and Qwen2-VL on two pipeline ranks, with none to three images a row
     checkpoints  states saved at 2 tensor ranks, loaded at 1 and 4, with experts and without. failed: other bits
 """
 
@@ -58,6 +60,7 @@ from support.finished_cases import FinishedCases
 from support.segment_cases import MODELS as SEGMENTED
 from support.tensor_cases import FAMILIES, SCHEDULES
 from support.tensor_expert_cases import KINDS, MESHES
+from support.vision_cases import MODELS as IMAGES
 from support.vocabulary_cases import CHUNK
 
 BOUND = 1e-14
@@ -201,6 +204,7 @@ WORDS = {
     "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),
     "checkpoints": Word(_states, _same_states),
+    "vision": Word(lambda _: [{"function": "vision_cases:vision", "name": name} for name in IMAGES], processes=1),
     "bytes": Word(byte_cases, judge_bytes),
     "hidden": Word(step_cases, judge_step),
 }  # fmt: skip

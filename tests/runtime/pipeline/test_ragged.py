@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import schedc
 from schedc_runtime import Mesh, Pipeline, Ragged
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.testing import pool
-from support.needs import needed
+from support.vision_cases import COUNTS, MODELS, PICTURE, ROWS, SQUARE, TOKENS, llava, loss_fn, placed, qwen2_vl
 
-COUNTS = (2, 0, 1, 3, 1, 0, 0, 1)
-"""Pictures per row."""
-ROWS, TOKENS, PICTURE, EACH = len(COUNTS), 16, 29, 2
+EACH = 2
+"""Features of a picture."""
 
 
 class Pictures(nn.Module):
@@ -49,22 +46,11 @@ class Turned(Pictures):
         return super().forward(tokens, pictures)
 
 
-def loss_fn(output: Any, target: Tensor) -> Tensor:
-    logits = getattr(output, "logits", output)
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
 def made() -> tuple[Pictures, Tensor, Tensor, Tensor]:
     """A model, [ROWS, TOKENS] tokens, [items, 6] pictures and [ROWS, TOKENS] targets."""
     torch.manual_seed(1)
     tokens = placed(torch.randint(0, PICTURE, (ROWS, TOKENS)), PICTURE, EACH)
     return Pictures().double(), tokens, torch.randn(sum(COUNTS), 6, dtype=torch.float64), tokens % 8
-
-
-def placed(tokens: Tensor, picture: int, each: int) -> Tensor:
-    for row, count in enumerate(COUNTS):
-        tokens[row, 2 : 2 + count * each] = picture
-    return tokens
 
 
 def differences(pipe: Pipeline, whole: nn.Module, expected: Tensor, loss: Tensor) -> float:
@@ -104,79 +90,37 @@ def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | Non
     torch.testing.assert_close(pipe.evaluate(swapped, targets), expected.detach(), rtol=1e-12, atol=0)
 
 
-TEXT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": 32}
-TEXT |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 
 
 def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check of the number of features goes by the images that are there: padded ones need it off."""
-    transformers = needed("transformers")
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=8, patch_size=4
-    )
-    text = transformers.LlamaConfig(**TEXT)
-    torch.manual_seed(0)
-    model = transformers.LlavaForConditionalGeneration(
-        transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=PICTURE)
-    ).double()
-    whole = copy.deepcopy(model)
-    tokens = placed(torch.randint(0, PICTURE, (ROWS, TOKENS)), PICTURE, 4)
-    images = torch.randn(sum(COUNTS), 3, 8, 8, dtype=torch.float64)
-    expected = loss_fn(whole(input_ids=tokens, pixel_values=images, use_cache=False), tokens)
-    batch = {"input_ids": tokens, "pixel_values": Ragged(images, COUNTS)}
-    program = schedc.compile("zbh1", P=2, M=4)
-    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, example=batch)
-    assert differences(pipe, whole, expected, pipe.step(batch, tokens)) < 1e-14
-    padded = {**batch, "pixel_values": Ragged(images, COUNTS, items=5)}
+    made = llava()
+    expected, batch = loss_fn(made.model(**made.fields, use_cache=False), made.tokens), made.batch()
+    pipe = Pipeline(made.model, schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, in_process=True, example=batch)
+    torch.testing.assert_close(pipe.evaluate(batch, made.tokens), expected.detach(), rtol=1e-14, atol=0)
     monkeypatch.setenv(UNCHECKED, "1")
-    torch.testing.assert_close(pipe.evaluate(padded, tokens), expected.detach(), rtol=1e-12, atol=0)
+    padded = made.batch(pixel_values=(5,))
+    torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
 
 
 def test_a_model_that_reads_grids_trains_on_grids_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2-VL: all ranks get the grids. Padded images have a grid of their own, and come last."""
-    transformers = needed("transformers")
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
-    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 1}
-    torch.manual_seed(0)
-    ids = {"image_token_id": PICTURE, "vision_start_token_id": 30, "video_token_id": 31, "vision_end_token_id": 28}
-    config = transformers.Qwen2VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **ids)
-    model = transformers.Qwen2VLForConditionalGeneration(config).double()
-    whole = copy.deepcopy(model)
-
-    def batch_of(sizes: list[list[int]], counts: tuple[int, ...]) -> tuple[dict[str, Tensor], list[int]]:
-        """The whole batch, and the number of patches of each row. sizes: [images] time, height and width."""
-        tokens, patches, left = torch.randint(0, 28, (ROWS, 20)), [], iter(sizes)
-        for row, count in enumerate(counts):
-            at, seen = 1, 0
-            for area in (height * width for _, (_, height, width) in zip(range(count), left, strict=False)):
-                tokens[row, at], tokens[row, at + 1 : at + 1 + area // 4] = 30, PICTURE
-                at, seen = at + 1 + area // 4, seen + area
-            patches.append(seen)
-        grids, values = torch.tensor(sizes), torch.randn(sum(patches), 48, dtype=torch.float64)
-        kinds = (tokens == PICTURE).long()
-        positions, _ = whole.model.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)
-        fields = {"input_ids": tokens, "position_ids": positions, "pixel_values": values, "image_grid_thw": grids}
-        return fields, patches
-
-    def cut(fields: dict[str, Tensor], patches: list[int], counts: tuple[int, ...], padded: bool) -> dict[str, Any]:
-        images, rows = (5, 5 * 16) if padded else (None, None)
-        return fields | {
-            "pixel_values": Ragged(fields["pixel_values"], patches, rows),
-            "image_grid_thw": Ragged(fields["image_grid_thw"], counts, images, fill=torch.tensor([1, 4, 4])),
-        }
-
-    square, flat = [1, 4, 4], [1, 2, 8]
-    counts = (2, 0, 1, 2, 1, 1, 0, 1)  # the first and the third microbatch have images of the same areas
-    fields, patches = batch_of([square, flat, square, flat, flat, square, square, square], counts)
-    given = cut(fields, patches, counts, padded=False)
-    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, in_process=True, example=given)
-    tokens = fields["input_ids"]
-    expected = loss_fn(whole(**fields, use_cache=False), tokens)
-    assert differences(pipe, whole, expected, pipe.step(given, tokens)) < 1e-14
+    made = qwen2_vl((2, 0, 1, 2, 1, 1, 0, 1))  # the first and the third microbatch have images of the same areas
+    whole, batch = copy.deepcopy(made.model), made.batch()
+    pipe = Pipeline(made.model, schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, in_process=True, example=batch)
+    expected = loss_fn(whole(**made.fields, use_cache=False), made.tokens)
+    assert differences(pipe, whole, expected, pipe.step(batch, made.tokens)) < 1e-14
     monkeypatch.setenv(UNCHECKED, "1")
-    given = cut(fields, patches, counts, padded=True)
-    torch.testing.assert_close(pipe.evaluate(given, tokens), expected.detach(), rtol=1e-12, atol=0)
+    padded = made.batch(pixel_values=(5 * 16,), image_grid_thw=(5, torch.tensor(SQUARE)))
+    torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", MODELS)
+def test_images_train_on_processes(name: str) -> None:
+    cases = [case for rank in pool(2).run("support.vision_cases:vision", name=name) for case in rank]
+    assert max(case["error"] for case in cases) <= 1e-14, cases
 
 
 def on_rank(rank: int, world_size: int) -> list[str]:
