@@ -14,7 +14,7 @@ import schedc
 from schedc_runtime import Mesh, Pipeline, Ragged
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.testing import pool
-from support.vision_cases import COUNTS, MODELS, PICTURE, ROWS, SQUARE, TOKENS, llava, loss_fn, placed, qwen2_vl
+from support.vision_cases import COUNTS, PICTURE, ROWS, SQUARE, TOKENS, llava, loss_fn, placed, qwen2_vl
 
 EACH = 2
 """Features of a picture."""
@@ -96,9 +96,10 @@ UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check of the number of features goes by the images that are there: padded ones need it off."""
     made = llava()
-    expected, batch = loss_fn(made.model(**made.fields, use_cache=False), made.tokens), made.batch()
+    whole, batch = copy.deepcopy(made.model), made.batch()
+    expected = loss_fn(whole(**made.fields, use_cache=False), made.tokens)
     pipe = Pipeline(made.model, schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, in_process=True, example=batch)
-    torch.testing.assert_close(pipe.evaluate(batch, made.tokens), expected.detach(), rtol=1e-14, atol=0)
+    assert differences(pipe, whole, expected, pipe.step(batch, made.tokens)) < 1e-14
     monkeypatch.setenv(UNCHECKED, "1")
     padded = made.batch(pixel_values=(5,))
     torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
@@ -114,13 +115,6 @@ def test_a_model_that_reads_grids_trains_on_grids_of_several_sizes(monkeypatch: 
     monkeypatch.setenv(UNCHECKED, "1")
     padded = made.batch(pixel_values=(5 * 16,), image_grid_thw=(5, torch.tensor(SQUARE)))
     torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", MODELS)
-def test_images_train_on_processes(name: str) -> None:
-    cases = [case for rank in pool(2).run("support.vision_cases:vision", name=name) for case in rank]
-    assert max(case["error"] for case in cases) <= 1e-14, cases
 
 
 def on_rank(rank: int, world_size: int) -> list[str]:
