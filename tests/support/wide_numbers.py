@@ -99,7 +99,7 @@ def _function(of: Callable[..., Any]) -> Callable[..., Wide]:
 
 
 def _in_place(of: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation that writes its result into its first argument."""
+    """Writes the result of `of` over its first argument."""
 
     def change(target: Any, *args: Any, **kwargs: Any) -> Any:
         target.numbers[...] = of(target.numbers, *map(wide, args), **kwargs)
