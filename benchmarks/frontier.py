@@ -3,6 +3,7 @@
     python benchmarks/frontier.py floors [--json] [--cases 1000] [--first 0]
     python benchmarks/frontier.py phases | rules [--json] [--seconds 100] [--schedules zbv,dualpipe]
     python benchmarks/frontier.py tune [--json] [--seconds 30] [--seeds 1]
+    python benchmarks/frontier.py pairs [--json] [--seconds 30] [--cases 100]
     python benchmarks/frontier.py page [--json]
 
 `floors`: random small problems. Each has the ops of a library schedule on 2 to 4 ranks, latency and random caps. Stages
@@ -13,7 +14,7 @@ Instrument: the solver's proof (status `optimal`). A problem without a proof wit
 
 `phases`, `rules`: `benchmarks/frontier_rules.py` says what they measure. `phases` prints for each schedule how many
 held-out orders its text gives. `failed` counts schedules with a wrong text. `tune`, `page`:
-`benchmarks/frontier_commands.py` does.
+`benchmarks/frontier_commands.py` does; `pairs`: `benchmarks/frontier_pairs.py`.
 
 Printed by `floors`: cases, failed, undecided, on_floor (the best order's makespan is the floor), above_carlier (the
 floor is above the bound of `schedc.search.bounds`), and the problems that failed.
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 from frontier_commands import measured_page, measured_searches
+from frontier_pairs import measured_pairs
 from frontier_rules import SCHEDULES, measured_phases, measured_rules
 
 from schedc.compiler import legal_schedule
@@ -115,8 +117,8 @@ def _random_caps(draw: Random, seed: Schedule, costs: Costs, freedom: Freedom) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("word", choices=("floors", "phases", "rules", "tune", "page"))
-    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("word", choices=("floors", "phases", "rules", "tune", "pairs", "page"))
+    parser.add_argument("--cases", type=int, help="random problems; 1000 for `floors`, 100 for `pairs`")
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument(
         "--seconds", type=float, default=100.0, help="most seconds for texts of one schedule, or 30 for a search"
@@ -125,13 +127,13 @@ def main() -> None:
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="names for `phases`, with commas")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    cases = options.cases or (100 if options.word == "pairs" else 1000)
     words: dict[str, Callable[[], dict[str, Any]]] = {
-        "floors": lambda: measured_floors(
-            range(options.first, options.first + options.cases), Effort(None, 5.0, workers=1)
-        ),
+        "floors": lambda: measured_floors(range(options.first, options.first + cases), Effort(None, 5.0, workers=1)),
         "phases": lambda: measured_phases(options.schedules.split(","), options.seconds),
         "rules": lambda: measured_rules(options.seconds),
         "tune": lambda: measured_searches(min(options.seconds, 30.0), options.seeds),
+        "pairs": lambda: measured_pairs(min(options.seconds, 30.0), cases, options.first),
         "page": measured_page,
     }
     facts = words[options.word]()

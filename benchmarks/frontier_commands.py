@@ -59,22 +59,26 @@ def measured_searches(seconds: float, seeds: int) -> dict[str, Any]:
     return {"cases": len(rows), "failed": sum(row["failed"] for row in rows), "rows": rows}
 
 
-def _searched(row: SearchRow, seconds: float, seed: int) -> dict[str, Any]:
+def searched_order(arguments: str, seconds: float, seed: int) -> tuple[dict[str, Any], float]:
+    """What `schedc tune` says of a search, with its makespan, and that of the written order by `schedc check`."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.order"
+        file, words = Path(folder) / "found.order", arguments.split()
         search = ["--time", f"{seconds:g}", "--workers", "2", "--seed", str(seed), "-o", str(file)]
-        facts = _facts("tune", *row.arguments.split(), *search)
-        words = row.arguments.split()
+        facts = _facts("tune", *words, *search)
         costs = [each for pair in pairwise(words) if pair[0] == "--cost" for each in pair]
-        checked = _facts("check", str(file), *costs)
-    found = facts["found"]["makespan"]
+        return {**facts, "makespan": facts["found"]["makespan"]}, _facts("check", str(file), *costs)["makespan"]
+
+
+def _searched(row: SearchRow, seconds: float, seed: int) -> dict[str, Any]:
+    facts, checked = searched_order(row.arguments, seconds, seed)
+    found = facts["makespan"]
     missed = (
         found > row.most + _NEAR or facts["lower_bound"] < row.least - _NEAR or (row.proven and not facts["proven"])
     )
-    differs = abs(checked["makespan"] - found) > _NEAR
+    differs = abs(checked - found) > _NEAR
     return {"command": f"schedc tune {row.arguments}", "seed": seed, "found": found, "most": row.most,
             "bound": facts["lower_bound"], "least_bound": row.least, "proven": facts["proven"],
-            "checked": checked["makespan"], "failed": bool(missed or differs)}  # fmt: skip
+            "checked": checked, "failed": bool(missed or differs)}  # fmt: skip
 
 
 def measured_page() -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
     from schedc.search.solver import Effort
+    from schedc.search.tune import TuningResult
     from schedc.step.costs.costs import Costs
 
 _SECONDS = 30.0
@@ -46,10 +49,11 @@ _SECONDS = 30.0
 @click.option("--split", is_flag=True, help="Full backwards (B) may be split into I and W.")
 @click.option(
     "--pairs",
-    type=click.Choice(["keep", "dissolve"]),
+    type=click.Choice(["keep", "dissolve", "make"]),
     default="keep",
     show_default=True,
-    help="keep: overlapped pairs stay as they are. dissolve: they become two ops.",
+    help="keep: overlapped pairs stay as they are. dissolve: they become two ops. make: any forward and backward of a "
+    "rank may be a pair, for the makespan.",
 )
 @click.option(
     "--time", "seconds", type=click.FloatRange(min=0.1), help="Seconds to search; default 30, with --rule 300."
@@ -101,21 +105,18 @@ def tune_command(
     from schedc.inputs import open_input
     from schedc.ir.text import print_schedule
     from schedc.report.tune import documented, to_json, to_text
-    from schedc.search.problem import Freedom
-    from schedc.search.tune import tune as search
 
     if further:
         tell_rule(schedule, sizes, further, seconds, output, as_json)
         return
-    freedom = Freedom(keep_pairs=pairs == "keep", split=split)
+    search = _search(pairs, split, objective)
     effort = _effort(seconds, work, workers, random_seed)
     with failures_told("schedc.tune", as_json):
         step = price(open_input(schedule), sizes, costs)
         caps = _caps(memory, step.schedule, step.costs)
         seed = step.schedule
         known = same_placement(seed.placement, seed.microbatches)
-        tuned = search(seed, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort, known=known,
-                       progress=_tell)  # fmt: skip
+        tuned = search(seed, step.costs, caps=caps, effort=effort, known=known, progress=_tell)
     facts = to_json(tuned)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,19 @@ def tune_command(
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         write_note(f"wrote {output}")
+
+
+def _search(pairs: str, split: bool, objective: str) -> Callable[..., TuningResult]:
+    """The search that the options ask for."""
+    from schedc.search.pairs import tune_pairs
+    from schedc.search.problem import Freedom
+    from schedc.search.tune import tune
+
+    if pairs != "make":
+        return partial(tune, objective=objective, freedom=Freedom(keep_pairs=pairs == "keep", split=split))
+    if objective != "makespan":
+        raise click.UsageError(f"--pairs make is for the makespan, not for the {objective}")
+    return partial(tune_pairs, split=split)
 
 
 def _effort(seconds: float | None, work: float | None, workers: int, seed: int) -> Effort:

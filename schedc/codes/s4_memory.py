@@ -114,4 +114,11 @@ S4: tuple[DiagnosticCode, ...] = (
         "keys and values as they were gathered, until the backward. A rank fits without them, and not with them. "
         "`recompute layer` gathers inputs of cores again, and keeps own rows. With `--replicas` there is no warning.",
     ),
+    DiagnosticCode(
+        "S415",
+        "pairs to make under costs that differ by microbatch",
+        "`schedc tune --pairs make` compares every pair with its two ops by their stages. With `microbatches` in the "
+        "costs a pair also differs by its two microbatches, and no bound for all pairs is known. Search with the mean "
+        "costs, or keep the pairs: `--pairs keep`.",
+    ),
 )

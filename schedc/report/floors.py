@@ -44,26 +44,32 @@ def facts(problem: SearchProblem, floor: RankFloor) -> dict[str, Any]:
         "before_backward": time(floor.before),
         "behind_forwards": time(floor.behind),
         "memory": None if floor.capacity is None else problem.memory.cost(floor.capacity),
+        "pair_saves": time(floor.gain),
         "why": "; ".join(_why(problem, floor)),
     }
 
 
 def _why(problem: SearchProblem, floor: RankFloor) -> Iterator[str]:
-    """The parts of the rank's idle time, each with its reason."""
+    """The parts of the rank's idle time, each with its reason. With pairs made, it has what lone ops cost."""
 
     def time(ticks: int) -> str:
         return f"{problem.time.cost(ticks):.10g}"
+
+    def lost(ticks: int, lone: str, cost: int) -> str:
+        return f"{time(ticks)} lost, as each {lone} in no pair costs {time(cost)}" if cost else f"{time(ticks)} idle"
 
     cap = "" if floor.capacity is None else f", as its memory of {problem.memory.cost(floor.capacity):.10g} allows"
     both = floor.apart
     if (both or floor.before + floor.ends >= floor.starts + floor.behind) and floor.before > floor.starts:
         until = f"before its first backward, at {time(floor.backward)} or later"
-        yield f"{until}, it runs forwards for {time(floor.filled)} at most{cap}: {time(floor.before)} idle"
+        runs = "gains by forwards" if floor.share else "runs forwards for"
+        yield f"{until}, it {runs} {time(floor.filled)} at most{cap}: {lost(floor.before, 'forward', floor.share)}"
     elif floor.starts:
         yield f"it has nothing to run before {time(floor.starts)}"
     if (both or floor.before + floor.ends < floor.starts + floor.behind) and floor.behind > floor.ends:
         rest = f"at least {time(floor.rest)} follow its last forward"
-        yield f"{rest}, of which it works for {time(floor.left)} at most{cap}: {time(floor.behind)} idle"
+        cost = floor.gain - floor.share
+        yield f"{rest}, of which it works for {time(floor.left)} at most{cap}: {lost(floor.behind, 'backward', cost)}"
     elif floor.ends:
         yield f"{time(floor.ends)} follow its last op at least"
 
@@ -92,4 +98,5 @@ def ranks_text(floor: dict[str, Any]) -> Iterator[str]:
 
 def line_of_tune(floor: dict[str, Any]) -> str:
     """The floor behind a bound of `schedc tune`."""
-    return f"the bound is a floor: rank {floor['rank']} idles for {floor['bubble']:g} at least: {floor['why']}"
+    does = "idles for or loses to lone ops" if floor["pair_saves"] else "idles for"
+    return f"the bound is a floor: rank {floor['rank']} {does} {floor['bubble']:g} at least: {floor['why']}"

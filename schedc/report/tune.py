@@ -19,6 +19,7 @@ _ORIGINS = {
     "search": "the search",
     "slots": "list schedules by slots, varied",
     "varied": "the order of the file and list schedules, varied",
+    "paired wave": "the paired wave, varied",
 }
 
 
@@ -94,7 +95,8 @@ def _searched(tuned: TuningResult) -> str:
     split = ", with its backwards split or not" if free else ""
     limits = ", with this in common: " + "; ".join(tuned.problem.limits) if tuned.problem.limits else ""
     cap = "" if tuned.caps is None else " within the cap"
-    return f"every order of these ops{cap}{split}{limits}"
+    pairs = ", with any pairs or none" if tuned.freedom.make_pairs else ""
+    return f"every order of these ops{cap}{split}{pairs}{limits}"
 
 
 def _change(tuned: TuningResult) -> str:

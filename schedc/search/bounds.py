@@ -112,12 +112,15 @@ def combinatorial_bound(windows: OpWindows, objective: str) -> int:
     objective "span": the work of the busiest rank.
     objective "makespan": the largest of two bounds. (1) The longest chain of arcs. (2) For each rank, the shortest time
     of one machine that runs the rank's cells between their heads and tails and may interrupt them. It is the largest,
-    over sets of cells, of the least head plus all durations plus the least tail (Carlier, EJOR 11, 1982).
+    over sets of cells, of the least head plus all durations plus the least tail (Carlier, EJOR 11, 1982). It is left
+    out where pairs may be made, which take less than their ops.
     """
     problem, dependencies = windows.problem, windows.problem.dependencies
     if objective == "span":
         return int(bincount(dependencies.rank, problem.duration).max(initial=0))
     longest = int((windows.head + problem.duration + windows.tail).max(initial=0))
+    if problem.gain.any():
+        return longest
     return max([longest, *(_one_machine(windows, rank) for rank in range(dependencies.rank_start.size - 1))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -17,14 +18,17 @@ from schedc.search.bounds import OpWindows
 class RankFloor:
     """What no order of a problem undercuts, seen from one rank. Times are in ticks, memory in ticks of its grid.
 
-    work: all cells of the rank. starts: time before which the rank has nothing to run. ends: least time that follows
-        the last cell of the rank.
+    work: all cells of the rank, in as many pairs as may be made. starts: time until the rank has something to run.
+    ends: least time that follows the last cell of the rank.
     backward: time before which the rank runs forwards alone. filled: the longest work of forwards that fit into the
         cap together.
     rest: time that follows the rank's last forward at least. left: the longest work of the backwards and weight
         gradients of what fits into the cap together.
     apart: whether the two windows, before ``backward`` and after the last forward, are disjoint in every order.
     capacity: memory of the rank; None without a cap.
+    pairs: most pairs that may be made. gain: ticks by which a pair is at most shorter than its two ops.
+    share: part of the gain that a forward alone costs before ``backward``. A backward alone costs the rest after the
+        last forward. ``filled`` and ``left`` are less these costs. All three are 0 where pairs are not made.
     """
 
     rank: int
@@ -37,23 +41,28 @@ class RankFloor:
     left: int
     apart: bool
     capacity: int | None
+    pairs: int = 0
+    gain: int = 0
+    share: int = 0
 
     @property
     def before(self) -> int:
-        """Idle time of the rank before ``backward``."""
+        """Idle time of the rank before ``backward``, and what its forwards there cost as they are in no pair."""
         return max(self.starts, self.backward - self.filled)
 
     @property
     def behind(self) -> int:
-        """Idle time of the rank after its last forward."""
+        """Idle time of the rank after its last forward, and what its backwards there cost as they are in no pair."""
         return max(self.ends, self.rest - self.left)
 
     @property
     def idle(self) -> int:
-        """Idle time of the rank in the step: its bubble."""
+        """Idle time of the rank in the step, its bubble, and what ops cost that are in no pair."""
+        both, one = self.before + self.behind, max(self.before + self.ends, self.starts + self.behind)
         if self.apart:
-            return self.before + self.behind
-        return max(self.before + self.ends, self.starts + self.behind)
+            return both
+        paired = min(both, self.pairs * self.gain + self.starts + self.ends)  # disjoint windows, or no pair at all
+        return max(one, paired) if self.gain else one
 
     @property
     def makespan(self) -> int:
@@ -64,8 +73,8 @@ class RankFloor:
 def rank_floors(windows: OpWindows) -> list[RankFloor]:
     """The floor of the makespan seen from each rank that has forwards. The largest of them holds for the problem."""
     items, start = _Items(windows), windows.problem.dependencies.rank_start
-    ranks = range(start.size - 1)
-    return [_rank_floor(items, rank) for rank in ranks if items.forward[start[rank] : start[rank + 1]].any()]
+    ranks = [rank for rank in range(start.size - 1) if items.forward[start[rank] : start[rank + 1]].any()]
+    return [max(_shared_floors(items, rank), key=lambda floor: floor.makespan) for rank in ranks]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +132,14 @@ class _Items:
         return np.where((self.cell[1:] >= 0) & ~self.forward[self.cell[1:]], work, 0)
 
 
-def _rank_floor(items: _Items, rank: int) -> RankFloor:
+def _shared_floors(items: _Items, rank: int) -> Iterator[RankFloor]:
+    """The floor seen from a rank; where pairs are made, one for each of three shares of the gain."""
+    gain = int(items.windows.problem.gain[rank])
+    for share in sorted({0, gain // 2, gain}):
+        yield _rank_floor(items, rank, gain, share)
+
+
+def _rank_floor(items: _Items, rank: int, gain: int, share: int) -> RankFloor:
     windows, problem = items.windows, items.windows.problem
     start = problem.dependencies.rank_start
     cells = np.arange(start[rank], start[rank + 1])
@@ -132,18 +148,27 @@ def _rank_floor(items: _Items, rank: int) -> RankFloor:
     ours = np.flatnonzero((items.cell[0] >= start[rank]) & (items.cell[0] < start[rank + 1]))
     held, left = items.held[:, ours], items.left[:, ours]
     alone = ~items.backward[items.cell[0, ours]]
-    filled = most_work(held[0, alone], problem.duration[items.cell[0, ours[alone]]], capacity)
+    time = problem.duration[items.cell[0, ours[alone]]]
+    starts, first = int(windows.head[cells].min()), int(windows.head[backward].min())
+    filled = most_work(held[0, alone], np.maximum(time - share, 0), capacity)
+    if share:
+        filled = min(filled, most_work(time, np.maximum(time - share, 0), first - starts))
+    left[0] = np.maximum(left[0] - (gain - share), 0)
+    pairs = ours.size if gain else 0
     return RankFloor(
         rank=rank,
-        work=int(problem.duration[cells].sum()),
-        starts=int(windows.head[cells].min()),
+        work=int(problem.duration[cells].sum()) - pairs * gain,
+        starts=starts,
         ends=int(windows.tail[cells].min()),
-        backward=int(windows.head[backward].min()),
+        backward=first,
         filled=filled,
         rest=int(windows.tail[forward].min()),
         left=most_work(*_steps(held, left), capacity, sizes=held.ravel()),
         apart=not alone.all() or (capacity is not None and int(held[0].sum()) > capacity),
         capacity=capacity,
+        pairs=pairs,
+        gain=gain,
+        share=share,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.arrays import Bools, Floats, Int32, Int64
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
@@ -62,6 +63,7 @@ class SearchProblem:
     duration: [cells] ticks.
     before, after, lag: [arcs] cell ``after`` starts at least ``lag`` ticks after the end of cell ``before``.
     memory: grid of memory. holds: memory that cells hold. capacity: [P] ticks of the memory grid; None without a cap.
+    gain: [P] ticks by which a pair on the rank is at most shorter than both of its ops; 0 where pairs are not made.
     limits: restrictions of the search beyond legality and the cap, in words.
     """
 
@@ -76,6 +78,7 @@ class SearchProblem:
     memory: TickGrid
     holds: MemoryHolds
     capacity: Int64 | None
+    gain: Int64
     limits: tuple[str, ...]
 
     @property
@@ -105,23 +108,33 @@ class Freedom:
     keep_pairs: overlapped pairs stay, with their partners. Otherwise every op is a cell of its own.
     split: every full backward may be split. It is joined if in the end its W directly follows its I and nothing is
         lost.
+    make_pairs: any F and any backward of a rank may be a pair. The cells of the problem are single ops, as short as in
+        their shortest pair, and its bounds hold for orders with such pairs. ``keep_pairs`` is not read.
     """
 
     keep_pairs: bool = True
     split: bool = False
+    make_pairs: bool = False
 
 
 def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freedom) -> SearchProblem:
     """The problem that a legal schedule poses under these costs.
 
     caps: [P] memory that a rank may hold, in the unit of ``costs.activation``; None for no cap.
+    Raises `DiagnosticError` (S415) for pairs to make under costs that differ by microbatch.
     """
-    schedule = _searched(seed, freedom)
+    schedule = searched(seed, freedom)
     check_given(costs, schedule)
     dependencies = Dependencies.of(schedule)
     stage_costs = costs.resolved(schedule.stages)
     times = durations(dependencies, stage_costs)
-    time, refined, borrowed = _time_grid(times, stage_costs.p2p)
+    gain, paired = np.zeros(schedule.ranks), times[:0]
+    if freedom.make_pairs:
+        if costs.microbatches:
+            raise DiagnosticError([Diagnostic("S415", "pairs are not made under costs that differ by microbatch")])
+        least, gain, paired = _pair_times(schedule, stage_costs)
+        times = np.minimum(times, least[schedule.kind, schedule.stage][dependencies.first])
+    time, refined, borrowed = _time_grid(times, np.append(paired, stage_costs.p2p))
     duration = np.maximum(time.down(times), 1)
     memory, holds = _holds(dependencies, stage_costs, caps)
     capacity = None if caps is None else memory.down(caps * (1 + 1e-12))
@@ -130,20 +143,33 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
         room = _room(dependencies, stage_costs, caps)
         arcs = np.concatenate([arcs, room], axis=1)
     before, after, lag = np.unique(arcs, axis=1)
-    limits = _limits(seed, schedule, stage_costs)
+    limits = tuple(text for text in _limits(seed, schedule, stage_costs) if text != NO_PAIRS or not freedom.make_pairs)
     return SearchProblem(
-        dependencies, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits
+        dependencies,
+        time,
+        refined,
+        borrowed,
+        duration,
+        before,
+        after,
+        lag,
+        memory,
+        holds,
+        capacity,
+        time.up(gain),
+        limits,
     )
 
 
-def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
+def searched(seed: Schedule, freedom: Freedom) -> Schedule:
     """The seed as it is searched: W in the sequence of I, backwards split and pairs dissolved as ``freedom`` says."""
     schedule = split_backwards(seed) if freedom.split else seed
     key = stage_key(schedule)
     rows_i, rows_w = (_by_key(key, np.flatnonzero(schedule.kind == kind)) for kind in (I, W))
     microbatch = schedule.microbatch.copy()
     microbatch[rows_w] = schedule.microbatch[rows_i]
-    pair = schedule.pair if freedom.keep_pairs else np.full(len(schedule), -1, np.int32)
+    kept = freedom.keep_pairs and not freedom.make_pairs
+    pair = schedule.pair if kept else np.full(len(schedule), -1, np.int32)
     return replace(schedule, microbatch=microbatch, pair=pair)
 
 
@@ -158,10 +184,36 @@ def _by_key(key: Int64, rows: Int64) -> Int64:
     return rows[np.argsort(key[rows], kind="stable")]
 
 
-def _time_grid(times: Floats, p2p: float) -> tuple[TickGrid, int, int]:
-    """The grid of times, its factor ``refined``, and the number of borrowed ticks. times: [cells] in units of cost."""
-    longest = max(float(times.sum()) + 2 * times.size * p2p, 1e-300)
-    grid = grid_for(np.append(times, p2p), longest)
+def _pair_times(schedule: Schedule, costs: StageCosts) -> tuple[Floats, Floats, Floats]:
+    """The pairs of a forward and a backward that ranks may make, by the stages of both.
+
+    Returns [kinds, stages], [P] and [pairs]. The first are the shortest times of ops, alone or in a pair. The second
+    are the most that a pair of the rank is shorter than these times of its ops. The last are the times of all pairs.
+    """
+    least, gain = alone(costs), np.zeros(schedule.ranks)
+    pairs: list[tuple[int, OpKind, Int64, Int64, Floats]] = []
+    for rank in range(schedule.ranks):
+        own = schedule.rank == rank
+        forward = np.unique(schedule.stage[own & (schedule.kind == F)])
+        for kind in (B, I):
+            backward = np.unique(schedule.stage[own & (schedule.kind == kind)])
+            first, second = np.repeat(forward, backward.size), np.tile(backward, forward.size)
+            times = duration(costs, F, kind, (first, second))
+            np.minimum.at(least[F], first, times)
+            np.minimum.at(least[kind], second, times)
+            pairs.append((rank, kind, first, second, times))
+    for rank, kind, first, second, times in pairs:
+        gain[rank] = max(gain[rank], (least[F][first] + least[kind][second] - times).max(initial=0))
+    return least, gain, np.concatenate([times for *_, times in pairs])
+
+
+def _time_grid(times: Floats, more: Floats) -> tuple[TickGrid, int, int]:
+    """The grid of times, its factor ``refined``, and the number of borrowed ticks. times: [cells] in units of cost.
+
+    more: [n] other times that shall be exact, of which a cell waits for two at most.
+    """
+    longest = max(float(times.sum()) + 2 * times.size * float(more.max()), 1e-300)
+    grid = grid_for(np.append(times, more), longest)
     borrowed = int((grid.down(times) == 0).sum())
     refined = borrowed + 1 if grid.exact else 1
     return TickGrid(grid.ticks * refined, grid.exact), refined, borrowed

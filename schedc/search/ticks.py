@@ -35,6 +35,10 @@ class TickGrid:
         close = np.abs(scaled - nearest) <= _CLOSE * 16 * np.maximum(np.abs(nearest), 1)
         return np.where(close, nearest, np.floor(scaled)).astype(np.int64)
 
+    def up(self, values: Floats) -> Int64:
+        """Ticks of each value, rounded up; no rounding on an exact grid. values: any shape, in units of cost."""
+        return -self.down(-np.asarray(values, np.float64))
+
     def cost(self, ticks: int) -> float:
         """The value of so many ticks, in units of cost."""
         return ticks / self.ticks

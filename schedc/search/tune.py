@@ -71,7 +71,7 @@ class TuningResult:
     seed, best: the given schedule and the best one. They are the same if no better order was found.
     origin: origin of the best: "seed", "list" (a list schedule), or "serial" (one microbatch after another). "varied"
         is made of these, "slots" of slot patterns, and "search" by the solver. Else the known order of this name was
-        varied.
+        varied, such as the "paired wave".
     bound: lower bound of the objective for all orders within ``problem.limits`` and the cap.
     own_bound: the lower bound that needs no search. floor: the floor that it is; None if another bound is larger.
     search: the result of the solver; None if a search was not needed.
@@ -130,20 +130,20 @@ def tune(
     S407 if no order within the cap exists or is found, S408 for too many ops, S409 for a schedule with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
-    _refuse_too_many(seed, freedom)
+    refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     windows = OpWindows(problem)
     simple = serial_order(windows)
     if len(simple) < len(problem):
         raise _nothing_fits(seed, problem, caps, "")
-    judge = _Judge(costs, caps, objective)
+    judge = Judge(costs, caps, objective)
     judged = judge(seed)
     candidates = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
     candidates += _without_search(windows, judge, simple)
     least = judge(with_cell_order(problem, simple)).peak
     if not candidates and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
-    ticks, floor = _own_bound(windows, objective)
+    ticks, floor = bound_without_search(windows, objective)
     own_bound = _cost(problem, objective, ticks)
     best, search = _search(
         windows, judge, candidates, known, ticks, effort, partial(_tell, problem, own_bound, progress)
@@ -163,7 +163,7 @@ def _open(best: Candidate | None, bound: float) -> bool:
     return best is None or best.judged.value > bound * (1 + _ROUNDING)
 
 
-def _own_bound(windows: OpWindows, objective: str) -> tuple[int, RankFloor | None]:
+def bound_without_search(windows: OpWindows, objective: str) -> tuple[int, RankFloor | None]:
     """Ticks that no order undercuts, as known without a search, and the floor that they are if one is the largest."""
     ticks = combinatorial_bound(windows, objective)
     known = rank_floors(windows) if objective == "makespan" else []
@@ -195,8 +195,11 @@ def start_times(problem: SearchProblem, order: Order) -> Int64:
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """Evaluates schedules by the compiler's own analyses, and checks that they are legal, whoever made them."""
+class Judge:
+    """Evaluates schedules by the compiler's own analyses, and checks that they are legal, whoever made them.
+
+    caps: [P] memory of each rank; None for no cap.
+    """
 
     costs: Costs
     caps: Floats | None
@@ -222,7 +225,7 @@ class Candidate:
     judged: JudgedSchedule
 
 
-def _without_search(windows: OpWindows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
+def _without_search(windows: OpWindows, judge: Judge, simple: Order) -> Iterator[Candidate]:
     """The list schedules and the serial order, as far as they keep within the cap. simple: the serial order."""
     problem = windows.problem
     position = np.empty(len(problem), np.int64)
@@ -246,7 +249,7 @@ def _worth_lists(problem: SearchProblem) -> bool:
 
 def _search(
     windows: OpWindows,
-    judge: _Judge,
+    judge: Judge,
     candidates: Sequence[Candidate],
     known: Iterable[tuple[str, Schedule]],
     ticks: int,
@@ -277,7 +280,7 @@ def _tell(problem: SearchProblem, bound: float, progress: Callable[[float, float
 
 
 def _by_lists(
-    judge: _Judge,
+    judge: Judge,
     best: Candidate | None,
     starts: Sequence[tuple[str, Int64]],
     problem: SearchProblem,
@@ -305,7 +308,7 @@ def _by_lists(
     return candidate if best is None else _shorter(best, candidate), rest
 
 
-def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, result: SolverResult) -> Candidate | None:
+def _better(problem: SearchProblem, judge: Judge, best: Candidate | None, result: SolverResult) -> Candidate | None:
     """The solver's order if it is within the cap and better than the best so far, else the best so far."""
     if result.start is None:
         return best
@@ -316,7 +319,7 @@ def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, resul
     return candidate if best is None else _shorter(best, candidate)
 
 
-def _joined(judge: _Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedule:
+def _joined(judge: Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedule:
     """The best schedule, with full backwards where splitting them gains nothing."""
 
     def as_good(schedule: Schedule) -> bool:
@@ -336,7 +339,7 @@ def refuse_recomputation(seed: Schedule) -> None:
         raise DiagnosticError([Diagnostic("S409", message, label, help=help, source=seed.source)])
 
 
-def _refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
+def refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
     refuse_recomputation(seed)
     ops = len(seed) + (int((seed.kind == OpKind.B).sum()) if freedom.split else 0)
     if ops > MAX_OPS:
