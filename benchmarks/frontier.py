@@ -4,7 +4,7 @@
     python benchmarks/frontier.py phases | rules [--json] [--seconds 100] [--schedules zbv,dualpipe]
     python benchmarks/frontier.py tune [--json] [--seconds 30] [--seeds 1]
     python benchmarks/frontier.py pairs [--json] [--seconds 30] [--cases 100]
-    python benchmarks/frontier.py page [--json]
+    python benchmarks/frontier.py torch | page [--json]
 
 `floors`: random small problems. Each has the ops of a library schedule on 2 to 4 ranks, latency and random caps. Stages
 have whole times and memory of their own. Backwards are split or not, and pairs are kept or dissolved. CP-SAT finds the
@@ -14,7 +14,8 @@ Instrument: the solver's proof (status `optimal`). A problem without a proof wit
 
 `phases`, `rules`: `benchmarks/frontier_rules.py` says what they measure. `phases` prints for each schedule how many
 held-out orders its text gives. `failed` counts schedules with a wrong text. `tune`, `page`:
-`benchmarks/frontier_commands.py` does; `pairs`: `benchmarks/frontier_pairs.py`.
+`benchmarks/frontier_commands.py` does; `pairs`: `benchmarks/frontier_pairs.py`; `torch`:
+`benchmarks/frontier_torch.py`.
 
 Printed by `floors`: cases, failed, undecided, on_floor (the best order's makespan is the floor), above_carlier (the
 floor is above the bound of `schedc.search.bounds`), and the problems that failed.
@@ -115,9 +116,16 @@ def _random_caps(draw: Random, seed: Schedule, costs: Costs, freedom: Freedom) -
     return np.maximum(least, np.floor(least + share * (peak - least)))
 
 
+def measured_torch() -> dict[str, Any]:
+    """The figures of `torch`. Torch is loaded for this word alone."""
+    from frontier_torch import measured_torch as measured
+
+    return measured()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("word", choices=("floors", "phases", "rules", "tune", "pairs", "page"))
+    parser.add_argument("word", choices=("floors", "phases", "rules", "tune", "pairs", "torch", "page"))
     parser.add_argument("--cases", type=int, help="random problems; 1000 for `floors`, 100 for `pairs`")
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument(
@@ -134,6 +142,7 @@ def main() -> None:
         "rules": lambda: measured_rules(options.seconds),
         "tune": lambda: measured_searches(min(options.seconds, 30.0), options.seeds),
         "pairs": lambda: measured_pairs(min(options.seconds, 30.0), cases, options.first),
+        "torch": measured_torch,
         "page": measured_page,
     }
     facts = words[options.word]()

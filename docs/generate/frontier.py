@@ -53,6 +53,17 @@ def pages() -> dict[str, str]:
                 "## What no order undercuts\n\nFor a split backward on one copy of the weights, on waves with v stages "
                 "per rank. [Floors](../../inside/floors.md) has the proofs.",
                 "\n".join(["| v | least bubble at each memory |", "|---|---|", *floors]),
+                "## Orders below P microbatches\n\nThe repository keeps orders that searches found. The first lines of "
+                "a file have the command of its search. The orders are checked and priced anew whenever this page is "
+                "made. `proved`: no order of these ops on waves with v stages per rank has a smaller bubble in this "
+                "memory, where F = I = W = 1 and messages are free. Elsewhere no such order undercuts the floor.",
+                "\n".join(
+                    [
+                        "| v | memory | bubble | floor | command |",
+                        "|---|---|---|---|---|",
+                        *map(_kept, facts["searched"]),
+                    ]
+                ),
                 "`schedc frontier -D P=8 -D M=32` prints this page, at other sizes and costs too.",
                 "",
             ]
@@ -63,8 +74,15 @@ def pages() -> dict[str, str]:
 def _row(point: dict[str, Any]) -> str:
     mark = "**" if point["on_front"] else ""
     cells = [f"{mark}{point[key]:.4g}{mark}" for key in ("memory", "bubble")]
-    command = f"[`{point['command']}`](../schedules/{point['schedule']}.md)"
+    command = f"`{point['command']}`"
+    if not point["kept"]:
+        command = f"[{command}](../schedules/{point['schedule']}.md)"
     return f"| {' | '.join([*cells, str(point['per_rank']), str(point['copies']), command])} |"
+
+
+def _kept(cell: dict[str, Any]) -> str:
+    floor = "proved" if cell["proven"] else f"{cell['bound']:.4g}"
+    return f"| {cell['per_rank']} | {cell['memory']:g} | {cell['bubble']:.4g} | {floor} | `{cell['command']}` |"
 
 
 def _floors(line: dict[str, Any]) -> str:

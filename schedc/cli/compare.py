@@ -64,6 +64,6 @@ def compare_command(
         from schedc.report.frontier import to_json as frontier_json
 
         lines = list(floor_lines(sizes["P"], sizes["M"], costs))
-        write(page_of(frontier_json(sizes["P"], sizes["M"], points, lines), points, costs), output)
+        write(page_of(frontier_json(sizes["P"], sizes["M"], points, lines), points, (), costs), output)
     if any(each.refused for each in compared):
         raise click.exceptions.Exit(FINDINGS)

@@ -36,9 +36,11 @@ def frontier_command(
     Each schedule of the library is a point, with every number of stages per rank up to 8. Floors say what no order
     undercuts. Costs F, I, W and p2p are those of a microbatch on a rank: a chunk of v takes a v-th. Each row has the
     `schedc check` with the same figures. -o writes a page with sliders that price the orders anew.
-    For so many seconds, --time searches cells with less memory than P microbatches.
+    Orders that are kept with the library are points, too, at their sizes. For so many seconds, --time searches cells
+    with less memory than P microbatches.
     """
     from schedc.frontier.found import searched_cells
+    from schedc.frontier.kept import best_cells, kept_cells
     from schedc.frontier.points import floor_lines, library_points
     from schedc.report.frontier import to_json, to_text
 
@@ -48,14 +50,15 @@ def frontier_command(
     check_priced(ranks, microbatches)
     check_scaled(costs, "the frontier")
     points = list(library_points(ranks, microbatches, costs))
-    searched = list(searched_cells(ranks, microbatches, costs, seconds)) if seconds else []
+    searched = list(kept_cells(ranks, microbatches, costs))
+    searched += searched_cells(ranks, microbatches, costs, seconds) if seconds else []
+    searched = best_cells(searched)
     facts = to_json(ranks, microbatches, points, list(floor_lines(ranks, microbatches, costs)), searched)
     click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
     if output is not None:
         from schedc.report.frontier import page_of
 
-        found = [cell.point for cell in searched if cell.point is not None]
-        write(page_of(facts, [*points, *found], costs), output)
+        write(page_of(facts, points, searched, costs), output)
 
 
 def check_priced(ranks: int, microbatches: int, what: str = "") -> None:

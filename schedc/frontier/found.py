@@ -25,6 +25,7 @@ class SearchedCell(NamedTuple):
     """A cell that was searched. memory: the cap, in microbatches. point: None if no order within the cap was found.
 
     bound: bubble that no order in the cell undercuts, in the unit of the costs. proven: whether the order has it.
+    kept: path of the order among those kept with the library; empty for one that was found now.
     """
 
     per_rank: int
@@ -32,6 +33,7 @@ class SearchedCell(NamedTuple):
     point: FrontierPoint | None
     bound: float
     proven: bool
+    kept: str = ""
 
 
 def searched_cells(ranks: int, microbatches: int, costs: Costs, seconds: float) -> Iterator[SearchedCell]:

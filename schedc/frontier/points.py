@@ -84,10 +84,10 @@ def floor_lines(ranks: int, microbatches: int, costs: Costs) -> Iterator[FloorLi
     caps = np.unique(np.append(np.arange(max(1.0, ranks / 4), ranks, 0.5), float(ranks)))
     sized = {each.per_rank: each for each in library_at(ranks, microbatches) if each.name == names.get(each.per_rank)}
     for v, each in sorted(sized.items()):
-        yield FloorLine(v, tuple(caps.tolist()), tuple(_least(each, chunk_costs(costs, v), caps.tolist())))
+        yield FloorLine(v, tuple(caps.tolist()), tuple(least_bubbles(each, chunk_costs(costs, v), caps.tolist())))
 
 
-def _least(sized: SizedSchedule, costs: Costs, caps: Sequence[float]) -> Iterator[float]:
+def least_bubbles(sized: SizedSchedule, costs: Costs, caps: Sequence[float]) -> Iterator[float]:
     """The least bubble of the schedule's ops at each cap, in the unit of the costs of a microbatch."""
     schedule, v = sized.schedule, sized.per_rank
     for cap in caps:

@@ -56,10 +56,15 @@ def _folder() -> Path:
     return installed if installed.is_dir() else package.parent / "schedules"
 
 
-def _from_here(path: Path) -> str:
+def path_from_here(path: Path) -> str:
     """The path relative to the current folder where it is below that; else the whole path."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def kept_folder() -> Path:
+    """The folder of the orders that are kept with the library."""
+    return _folder() / "kept"
 
 
 def names() -> list[str]:
@@ -93,7 +98,7 @@ def load(name_or_path: str | Path) -> Source:
     path = Path(name)
     if name in names() or (name.removesuffix(_SUFFIX) in names() and not path.exists()):
         shipped = _folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
-        return Source(shipped.name, _read(shipped), _from_here(shipped))
+        return Source(shipped.name, _read(shipped), path_from_here(shipped))
     if path.suffix == _SUFFIX or isfile(path):
         return Source(name, _read(path))
     help = did_you_mean(name, names()) or "`schedc list` names the schedules of the library"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from schedc.draw.html_frontier import FrontierPage, draw_frontier
@@ -27,7 +28,7 @@ def to_json(
     """The facts that ``--json`` prints. Times are in the unit of the costs, memory is in microbatches of a rank."""
     found = [cell for cell in searched if cell.point is not None]
     every = [*points, *(cell.point for cell in found if cell.point is not None)]
-    proven = [None] * len(points) + [cell.proven for cell in found]
+    cells = [None] * len(points) + found
     fronts = _front([(point.bubble, point.memory) for point in every])
     return {
         "schema": "schedc.frontier",
@@ -43,11 +44,12 @@ def to_json(
                 "bubble": point.bubble,
                 "memory": point.memory,
                 "on_front": front,
-                "found": proof is not None,
-                "proven": bool(proof),
+                "found": cell is not None,
+                "proven": cell is not None and cell.proven,
+                "kept": "" if cell is None else cell.kept,
                 "command": point.command,
             }
-            for point, front, proof in zip(every, fronts, proven, strict=True)
+            for point, front, cell in zip(every, fronts, cells, strict=True)
         ],
         "searched": [_searched(cell) for cell in searched],
         "not_searched": [
@@ -71,18 +73,23 @@ def _searched(cell: SearchedCell) -> dict[str, Any]:
         "bubble": None if point is None else point.bubble,
         "bound": None if point is None else cell.bound,
         "proven": cell.proven,
+        "kept": cell.kept,
         "command": None if point is None else point.command,
     }
 
 
-def page_of(facts: dict[str, Any], points: Sequence[FrontierPoint], costs: Costs) -> str:
-    """The page of the frontier. facts: of `to_json`, for the same points and costs."""
-    trees = {point.sized.name: open_input(point.sized.name) for point in points}
+def page_of(
+    facts: dict[str, Any], library: Sequence[FrontierPoint], searched: Sequence[SearchedCell], costs: Costs
+) -> str:
+    """The page of the frontier. facts: of `to_json`, for the same points, cells and costs."""
+    trees = {point.sized.name: open_input(point.sized.name) for point in library}
+    points = [*library, *(cell.point for cell in searched if cell.point is not None)]
+    kept = {cell.kept: Path(cell.kept).read_text(encoding="utf-8") for cell in searched if cell.kept}
     shown = FrontierPage(
         facts=facts,
         costs={key: float(getattr(costs, key)) for key in ("F", "I", "W", "p2p")},
         orders=[point.sized.schedule for point in points],
-        texts={name: load(name).text for name in trees},
+        texts={name: load(name).text for name in trees} | kept,
         chosen=[name for name, tree in trees.items() if isinstance(tree, ScheduleTree) and tree.has_policy],
     )
     return draw_frontier(shown)
@@ -121,9 +128,11 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
             yield f"searched: {where}: no order was found"
             continue
         verdict = "proved the least" if cell["proven"] else f"no order has less than {cell['bound']:.4g}"
-        yield f"searched: {where}: bubble {cell['bubble']:.4g}, {verdict}; {cell['command']}"
+        how = "kept" if cell["kept"] else "searched"
+        yield f"{how}: {where}: bubble {cell['bubble']:.4g}, {verdict}; {cell['command']}"
     if not facts["searched"]:
         yield "no order was searched between the points and the floors: --time searches some cells"
         return
+    yield "proved: of all orders of these ops on waves with v stages per rank, in this memory, under these costs"
     cells = [f"v = {cell['per_rank']} at {cell['memory']:g}" for cell in facts["not_searched"]]
     yield f"not searched: {', '.join(cells)}"

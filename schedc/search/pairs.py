@@ -20,10 +20,10 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import OpWindows
-from schedc.search.problem import Freedom, problem_of, searched, stage_key
+from schedc.search.problem import Freedom, problem_of, searched_ops, stage_key
 from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
-from schedc.search.tune import Judge, JudgedSchedule, TuningResult, bound_without_search, refuse_too_many, tune
+from schedc.search.tune import Judge, JudgedSchedule, TuningResult, bound_without_search, refuse_unsearched, tune
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc.step.legality import check_schedule
@@ -75,7 +75,7 @@ def tune_pairs(
     Raises `DiagnosticError` as `tune` does, and S415 for costs that differ by microbatch.
     """
     effort, freedom = effort or Effort(), Freedom(split=split, make_pairs=True)
-    refuse_too_many(seed, freedom)
+    refuse_unsearched(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     ticks, floor = bound_without_search(OpWindows(problem), "makespan")
     bound, judged = problem.cost(ticks), Judge(costs, caps, "makespan")(seed)
@@ -132,12 +132,12 @@ def _share(effort: Effort, taken: float, left: int) -> Effort:
 
 def _starts(seed: Schedule, split: bool, known: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Schedule]]:
     """Known orders with pairs that have the seed's ops, with their backwards split as its are."""
-    ops = _ops(searched(seed, Freedom(split=split)))
+    ops = _ops(searched_ops(seed, Freedom(split=split)))
     for name, order in [*known, *((WAVE, wave) for wave in paired_waves(seed))]:
         if order.placement != seed.placement or not (order.pair >= 0).any():
             continue
         for same in (order, split_backwards(order)):
-            if np.array_equal(_ops(searched(same, Freedom(split=split))), ops):
+            if np.array_equal(_ops(searched_ops(same, Freedom(split=split))), ops):
                 yield name, same
                 break
 

@@ -123,7 +123,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
     caps: [P] memory that a rank may hold, in the unit of ``costs.activation``; None for no cap.
     Raises `DiagnosticError` (S415) for pairs to make under costs that differ by microbatch.
     """
-    schedule = searched(seed, freedom)
+    schedule = searched_ops(seed, freedom)
     check_given(costs, schedule)
     dependencies = Dependencies.of(schedule)
     stage_costs = costs.resolved(schedule.stages)
@@ -161,7 +161,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
     )
 
 
-def searched(seed: Schedule, freedom: Freedom) -> Schedule:
+def searched_ops(seed: Schedule, freedom: Freedom) -> Schedule:
     """The seed as it is searched: W in the sequence of I, backwards split and pairs dissolved as ``freedom`` says."""
     schedule = split_backwards(seed) if freedom.split else seed
     key = stage_key(schedule)

@@ -130,7 +130,7 @@ def tune(
     S407 if no order within the cap exists or is found, S408 for too many ops, S409 for a schedule with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
-    refuse_too_many(seed, freedom)
+    refuse_unsearched(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     windows = OpWindows(problem)
     simple = serial_order(windows)
@@ -339,7 +339,7 @@ def refuse_recomputation(seed: Schedule) -> None:
         raise DiagnosticError([Diagnostic("S409", message, label, help=help, source=seed.source)])
 
 
-def refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
+def refuse_unsearched(seed: Schedule, freedom: Freedom) -> None:
     refuse_recomputation(seed)
     ops = len(seed) + (int((seed.kind == OpKind.B).sum()) if freedom.split else 0)
     if ops > MAX_OPS:

@@ -83,19 +83,22 @@ function showPlot() {
 }
 
 const nameOf = (point) => {
-  if (point.found) return `found, v = ${point.per_rank}${point.proven ? ", proved the least" : ""}`;
+  if (point.found) {
+    const proved = point.proven && atStart() ? ", proved the least of its v, memory and costs" : "";
+    return `${point.kept ? "kept" : "found"}, v = ${point.per_rank}${proved}`;
+  }
   const own = Object.entries(point.sizes).filter(([key]) => key !== "P" && key !== "M");
   return point.schedule + own.map(([key, value]) => ` ${key} = ${value}`).join("");
 };
 
 // The command whose figures are v times those of the point, under the costs of the sliders.
 function commandOf(point) {
-  if (point.found) return point.command;
+  if (point.found && !point.kept) return point.command;
   const sizes = Object.entries(point.sizes).map(([key, value]) => ` -D ${key}=${value}`).join("");
   const given = { F: costs.F, I: costs.I, W: costs.W, p2p: Number((costs.p2p * point.per_rank).toPrecision(12)) };
   const plain = { F: 1, I: 1, W: 1, p2p: 0 };
   const options = Object.keys(given).filter((key) => given[key] !== plain[key]).map((key) => ` --cost ${key}=${given[key]}`);
-  return `schedc check ${point.schedule}${sizes}${options.join("")}`;
+  return `schedc check ${point.kept || point.schedule + sizes}${options.join("")}`;
 }
 
 function showTable() {
@@ -120,12 +123,12 @@ function showChosen() {
   const point = points[chosen], { start, end, makespan } = times[chosen];
   byId("chosen-head").textContent = nameOf(point);
   byId("command").textContent = commandOf(point);
-  byId("chosen-said").textContent = point.found
+  byId("chosen-said").textContent = point.found && !point.kept
     ? "The command searches this cell again. Its order may be another one. Its figures are v times those here."
     : page.chosen.includes(point.schedule) && !atStart()
     ? "This schedule chooses its order by costs. The page keeps the order of the first costs, and the command chooses anew."
     : `The figures of the command are ${point.per_rank} times those here.`;
-  byId("text").textContent = page.texts[point.schedule];
+  byId("text").textContent = page.texts[point.kept || point.schedule];
   const { starts, words: ops } = orders[chosen], canvas = byId("drawing"), height = 16;
   const scale = devicePixelRatio || 1, width = canvas.parentElement.clientWidth;
   Object.assign(canvas, { width: width * scale, height: (starts.length - 1) * height * scale });
@@ -180,7 +183,7 @@ byId("not-searched").textContent = `No order was searched at these numbers of st
   + (page.facts.floors_missing.length ? `There is no floor for v = ${page.facts.floors_missing.join(", ")}.` : "");
 entry("front", "no schedule here has less of one and no more of the other");
 entry("plain", "other schedules");
-if (points.some((point) => point.found)) entry("found", "order that a search found");
+if (points.some((point) => point.found)) entry("found", "order that a search found, here or for the library");
 buildSliders();
 show();
 const wrong = points.findIndex((point, number) => Math.abs(point.bubble - times[number].bubble) > 1e-6 * times[number].makespan);

@@ -14,7 +14,7 @@ from schedc.cli import main
 from support.chromium import Browser
 from support.html_page import PageReader
 
-SIZES = ("-D", "P=4", "-D", "M=8")
+SIZES = ("-D", "P=4", "-D", "M=16")
 COSTS = {"F": 1.5, "I": 1.25, "W": 0.75, "p2p": 0.05}
 
 
@@ -53,6 +53,8 @@ def test_sliders_price_the_orders_as_the_command_does(browser: Browser, tmp_path
     browser.open(path, ready="document.querySelectorAll('#points tbody tr.chosen').length === 1")
     assert rows(browser) == expected(facts)
     assert browser.value("document.querySelectorAll('.floor').length") == 3
+    proved = "document.getElementById('points').textContent.split('proved the least').length - 1"
+    assert browser.value(proved) == sum(point["proven"] for point in facts["points"]) > 0  # of kept orders
     for key, value in COSTS.items():
         slider = f"document.getElementById('slider-{key}')"
         browser.value(f"({slider}.value = {value}, {slider}.dispatchEvent(new Event('input')), 0)")
@@ -61,5 +63,6 @@ def test_sliders_price_the_orders_as_the_command_does(browser: Browser, tmp_path
     moved = [(command, bubble) for command, bubble in rows(browser) if command.split()[2] not in by_costs]
     assert moved == expected(other, by_costs)
     assert browser.value("document.querySelectorAll('.floor').length") == 0
+    assert browser.value(proved) == 0  # the floors of the new costs are unknown to the page
     assert "are hidden" in browser.value("document.getElementById('floors-said').textContent")
     assert len(browser.faults) == faults
