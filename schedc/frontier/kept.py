@@ -17,12 +17,17 @@ from schedc.frontier.found import SearchedCell
 from schedc.frontier.library import SizedSchedule
 from schedc.frontier.points import chunk_costs, least_bubbles, point_of
 from schedc.inputs import open_order
-from schedc.load.library import kept_folder, path_from_here
+from schedc.load.library import library_folder, path_from_here
 from schedc.step.costs.costs import Costs
 
 _NAME = re.compile(r"p(\d+)_m(\d+)_v(\d+)_c(\d+)\.order")
 _SAME = 1e-9
 """Difference below which a bubble is its floor, in the unit of the costs."""
+
+
+def kept_folder() -> Path:
+    """The folder of the kept orders."""
+    return library_folder() / "kept"
 
 
 def kept_cells(ranks: int, microbatches: int, costs: Costs) -> Iterator[SearchedCell]:

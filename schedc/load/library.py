@@ -49,7 +49,7 @@ def named(argument: Given) -> str | Path | Text:
 
 
 @lru_cache(maxsize=1)
-def _folder() -> Path:
+def library_folder() -> Path:
     """The folder of the shipped schedules: inside an installed package, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "schedules"
@@ -62,14 +62,9 @@ def path_from_here(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def kept_folder() -> Path:
-    """The folder of the orders that are kept with the library."""
-    return _folder() / "kept"
-
-
 def names() -> list[str]:
     """The names of the shipped schedules."""
-    return sorted(file.removesuffix(_SUFFIX) for file in glob(f"*{_SUFFIX}", root_dir=_folder()))
+    return sorted(file.removesuffix(_SUFFIX) for file in glob(f"*{_SUFFIX}", root_dir=library_folder()))
 
 
 class LibraryEntry(NamedTuple):
@@ -97,7 +92,7 @@ def load(name_or_path: str | Path) -> Source:
     name = str(name_or_path)
     path = Path(name)
     if name in names() or (name.removesuffix(_SUFFIX) in names() and not path.exists()):
-        shipped = _folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
+        shipped = library_folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
         return Source(shipped.name, _read(shipped), path_from_here(shipped))
     if path.suffix == _SUFFIX or isfile(path):
         return Source(name, _read(path))

@@ -10,10 +10,9 @@ import pytest
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import CompilerBug
 from schedc.frontier.found import SearchedCell
-from schedc.frontier.kept import best_cells, kept_cell, kept_cells
+from schedc.frontier.kept import best_cells, kept_cell, kept_cells, kept_folder
 from schedc.inputs import open_input, open_order
 from schedc.ir.text import print_schedule
-from schedc.load.library import kept_folder
 from schedc.search.split import join_backwards
 from schedc.step.costs.costs import Costs
 from support.commands import facts_of
