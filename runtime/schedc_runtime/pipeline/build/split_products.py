@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
@@ -13,29 +13,25 @@ from schedc_runtime.providers import TORCH
 
 _ALONE = {"bound": "sizes bounded"} | {name: name for name in ("capacity", "hot", "balance", "migrate", "fuse")}
 """By field of a plan: the line that no pipeline with tensor ranks carries out."""
-_STYLES = {0: "colwise", 1: "rowwise"}
-"""By the dimension of a weight that torch has sharded: the style of its module."""
-
 _DENSE = ("recompute", "slices")
 """The lines of a plan that tensor ranks carry out, and context ranks do not."""
 
 
 def refuse_placed(model: nn.Module) -> None:
-    """Raise `RuntimeFault` for a parameter that torch has placed, as `parallelize_module` does."""
+    """Raise `RuntimeFault` for a parameter that torch has placed, in a mesh without tensor ranks."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
-            styles = [_STYLES.get(each.dim, "") if isinstance(each, Shard) else "" for each in parameter.placements]
-            style = next(filter(None, styles), "replicate")
-            module = name.rpartition(".")[0]
             raise RuntimeFault(
-                f"`{name}` is a DTensor with {', '.join(map(str, parameter.placements))}: hooks of its module start"
-                " collectives that no instruction knows, and nothing would overlap them",
-                f'give the whole model, not parallelized, and styles: tensor_plan={{"{module}": "{style}", ...}}',
+                f"`{name}` is a DTensor with {', '.join(map(repr, parameter.placements))}, and the mesh has no tensor"
+                " ranks: hooks of its module would start collectives that no instruction knows",
+                "write mesh=Mesh.of_device_mesh(device_mesh) with the axes `pp` and `tp`, or Mesh(P, tensor=T)",
             )
 
 
 def split_products(assembly: Assembly) -> None:
     """This rank's parts of the products that tensor ranks split, and what context ranks gather, if there are such."""
+    if assembly.mesh.tensor == 1:
+        refuse_placed(assembly.settings.model)
     if not assembly.mesh.splits:
         named = assembly.settings.model.named_parameters()
         if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
@@ -44,7 +40,7 @@ def split_products(assembly: Assembly) -> None:
                 "give a model with whole weights, and load the state of `full_state_dict`",
             )
         return
-    refuse_placed(assembly.settings.model)
+    from schedc_runtime.tensor_parallel.placed import take_placed
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
@@ -66,4 +62,5 @@ def split_products(assembly: Assembly) -> None:
     context = near.context if assembly.mesh.context > 1 else None
     if context is not None:
         check_context(assembly)
-    assembly.split = SplitProducts(settings.model, settings.tensor_plan, near.splitting, head, context)
+    styles = take_placed(settings.model) | dict(settings.tensor_plan or {}) or None
+    assembly.split = SplitProducts(settings.model, styles, near.splitting, head, context)
