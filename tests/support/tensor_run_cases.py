@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import schedc
-from schedc_runtime import Checkpoints, Mesh, Pipeline
+from schedc_runtime import Checkpoints, Mesh, Pipeline, deferred
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.saved.form import COMMIT, step_folder
@@ -48,8 +49,7 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
             saved.train({"input_ids": tokens}, labels)
             optimizer.step()
             optimizer.zero_grad()
-        whole = {name: value.contiguous().numpy() for name, value in pipe.full_state_dict().items()}
-        digests = {name: sha256(value.tobytes()).hexdigest()[:12] for name, value in whole.items()}
+        digests = _digests(pipe.full_state_dict())
         loss = saved.train({"input_ids": rows}, expected).item()
         optimizer.step()
         wait_for(root)
@@ -57,6 +57,46 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
         told.append(digests | {"loss": f"{loss:.10f}"})
         pipe.close()
     return told
+
+
+def materialized(rank: int, world: int) -> dict[str, Any]:
+    """Digests of states that ranks make of a model on the meta device, without tensor ranks and with 2, and that they read.
+
+    error: the gradients' largest difference from those of plain autograd.
+    """
+    tokens, labels = batch()
+    told: dict[str, Any] = {"made": [], "read": []}
+    for mesh in (Mesh(2, data=2), Mesh(2, tensor=2)):
+        with deferred():
+            model = toy(blocks=2)
+        pipe = toy_pipe(model, "zbh1", mesh)
+        pipe.materialize(seed=7)
+        whole = pipe.full_state_dict()
+        told["made"].append(_digests(whole))
+        shared = [whole]
+        dist.broadcast_object_list(shared, src=0)
+        state = shared[0]
+        if mesh.tensor > 1:
+            plain = toy(blocks=2)
+            plain.load_state_dict(state)
+            loss, gradients = reference(plain, tokens, labels, 4)
+            told["loss"] = abs(pipe.step({"input_ids": tokens}, labels).item() - loss) / loss
+            told["error"] = error_of(pipe, gradients)
+        pipe.close()
+    with deferred():
+        model = toy(blocks=2)
+    for each in (model, toy(blocks=2)):  # on the meta device, and with other values
+        pipe = toy_pipe(each, "zbh1", Mesh(2, tensor=2))
+        pipe.materialize(checkpoint=state)
+        told["read"].append(_digests(pipe.full_state_dict()))
+        pipe.close()
+    return told
+
+
+def _digests(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {
+        name: sha256(value.contiguous().numpy().tobytes()).hexdigest()[:12] for name, value in sorted(state.items())
+    }
 
 
 def wait_for(root: Path) -> None:

@@ -6,7 +6,7 @@ Faults of checkpoints name the file, the tensor and the reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -159,6 +159,20 @@ def whole_tensor(stored: Stored) -> Tensor:
 def copy_rows(source: Tensor, target: Tensor, first: int) -> None:
     """Copy the rows from ``first`` on of ``source`` [all, ...] into ``target`` [rows, ...]."""
     target.copy_(source.narrow(0, first, len(target)) if target.dim() else source)
+
+
+def read_box(tensor: Tensor, offset: Sequence[int], shape: Sequence[int], stored: Stored) -> None:
+    """Fill ``tensor`` [...], which begins at ``offset`` of the whole tensor of ``shape``."""
+    if not tensor.numel():
+        return None
+    if tuple(tensor.shape[1:]) == tuple(shape[1:]):
+        return stored.read(tensor, *offset[:1])
+    rows = torch.empty((len(tensor), *shape[1:]), dtype=tensor.dtype)
+    stored.read(rows, offset[0])
+    for axis in range(1, tensor.dim()):
+        rows = rows.narrow(axis, offset[axis], tensor.shape[axis])
+    tensor.copy_(rows)
+    return None
 
 
 def _read_in_chunks(descriptor: int, flat: Tensor, dtype: torch.dtype, place: int) -> None:

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import Named, named_tensors
 from schedc_runtime.materialize.replay import generators_restored
-from schedc_runtime.materialize.values import Values
+from schedc_runtime.materialize.values import WHOLE, Part, Values
 
 
-def fill_modules(
-    modules: Iterable[nn.Module], values: Values, device: torch.device, first_rows: Mapping[str, int]
-) -> None:
+def fill_modules(modules: Iterable[nn.Module], values: Values, device: torch.device, parts: Mapping[str, Part]) -> None:
     """Make every tensor of ``modules`` real, on ``device``. Those that are real take what a checkpoint has for them.
 
-    first_rows: for names of which ``modules`` have a part, the first row of the part.
+    parts: for names of which ``modules`` have a part, where it lies.
     """
     unique: dict[int, Named] = {}
     for module in modules:
@@ -27,9 +25,9 @@ def fill_modules(
             unique.setdefault(id(each.tensor), each)
     with torch.no_grad(), generators_restored(device):
         for each in [x for x in unique.values() if not x.tensor.is_meta and x.name in values.construction.names]:
-            _refresh(each, values, device, first_rows.get(each.name, 0))
+            _refresh(each, values, device, parts.get(each.name, WHOLE))
         for region in _regions([x for x in unique.values() if x.tensor.is_meta]):
-            _fill_region(region, values, device, first_rows)
+            _fill_region(region, values, device, parts)
 
 
 def fill_values(tensor: Tensor, real: Tensor) -> None:
@@ -53,22 +51,22 @@ class _Region(NamedTuple):
     tensors: list[Named]
 
 
-def _refresh(each: Named, values: Values, device: torch.device, first: int) -> None:
+def _refresh(each: Named, values: Values, device: torch.device, part: Part) -> None:
     """A tensor that is real already: onto the device, with what the checkpoint has for it."""
     if each.tensor.device != device and each.kind != "attribute":
         fill_values(each.tensor, each.tensor.to(device))
     if (stored := values.stored_as(each.name)) is not None:
-        stored.read(each.tensor.detach(), first)
+        values.read(each.name, stored, each.tensor.detach(), part)
 
 
-def _fill_region(region: _Region, values: Values, device: torch.device, first_rows: Mapping[str, int]) -> None:
+def _fill_region(region: _Region, values: Values, device: torch.device, parts: Mapping[str, Part]) -> None:
     storage = None
     if len(region.tensors) > 1:
         storage = torch.empty(region.end - region.start, dtype=torch.uint8, device=device).untyped_storage()
     for each in region.tensors:
         if each.name not in values.construction.names:
             raise MaterializeError(f"`{each.name}` is on the meta device, and no tensor of the model has this name")
-        real = values.make(each.name, each.tensor, device, first_rows.get(each.name, 0))
+        real = values.make(each.name, each.tensor, device, parts.get(each.name, WHOLE))
         if storage is not None:
             tensor = each.tensor
             offset = (_start(tensor) - region.start) // tensor.dtype.itemsize

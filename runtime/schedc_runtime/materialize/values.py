@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.stored import Stored, read_box
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import Construction, Origin
 from schedc_runtime.materialize.record import written
@@ -19,6 +19,16 @@ from schedc_runtime.random_numbers.session import default_generator
 
 Rule = Callable[[str, Tensor], Any]
 """init(name, tensor) writes ``tensor`` [...] or returns its values. Else the model's own rule holds."""
+
+
+class Part(NamedTuple):
+    """Which part of a whole tensor is here. dim: the dimension that is cut. first: the first index along it."""
+
+    dim: int = 0
+    first: int = 0
+
+
+WHOLE = Part()
 
 
 @dataclass
@@ -64,25 +74,30 @@ class Values:
             return None
         return next((self.stored[tied] for tied in self.construction.ties[name] if tied in self.stored), None)
 
-    def make(self, name: str, like: Tensor, device: torch.device, first: int = 0) -> Tensor:
-        """The values of ``name`` on ``device``, with the shape and strides of ``like`` [rows, ...].
+    def make(self, name: str, like: Tensor, device: torch.device, part: Part = WHOLE) -> Tensor:
+        """The values of ``name`` on ``device``, with the shape and strides of ``like`` [...].
 
-        first: the first row of the whole tensor that ``like`` has.
+        part: which part of the whole tensor ``like`` is.
         """
         origin = self.construction.names[name]
         if (stored := self.stored_as(name)) is not None:
             target = _empty_like(like, device)
-            stored.read(target, first)
+            self.read(name, stored, target, part)
             return target
         if origin.kind == "parameter" and (made := self._by_rule(name, origin, device)) is not None:
-            return _rows(made, like, first)
+            return _taken(made, like, part)
         if origin.filled and origin.tape is not None and origin.view is not None:
-            return _rows(make(origin.tape, origin.view, device, self._seeds[id(origin.tape)]), like, first)
+            return _taken(make(origin.tape, origin.view, device, self._seeds[id(origin.tape)]), like, part)
         if (made := self._by_rule(name, origin, device)) is None:
             raise MaterializeError(
                 f"`init` leaves `{name}` as it is, and the model gives it no values", "fill it there"
             )
-        return _rows(made, like, first)
+        return _taken(made, like, part)
+
+    def read(self, name: str, stored: Stored, target: Tensor, part: Part) -> None:
+        """Fill ``target`` [...], a part of the stored tensor of ``name``."""
+        offset = [part.first if dim == part.dim else 0 for dim in range(target.dim())]
+        read_box(target, offset, self.construction.names[name].size, stored)
 
     def _by_rule(self, name: str, origin: Origin, device: torch.device) -> Tensor | None:
         """What the user's rule gives; None without a rule, or if it leaves the tensor alone."""
@@ -135,12 +150,12 @@ def _empty_like(like: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
-def _rows(whole: Tensor, like: Tensor, first: int) -> Tensor:
-    """The rows of ``whole`` [all, ...] that ``like`` [rows, ...] has, without memory for others."""
-    part = whole if whole.shape == like.shape else whole.narrow(0, first, len(like))
-    if part.stride() == like.stride() and part.untyped_storage().nbytes() == part.numel() * part.dtype.itemsize:
-        return part
-    return _empty_like(like, part.device).copy_(part)
+def _taken(whole: Tensor, like: Tensor, part: Part) -> Tensor:
+    """The part of ``whole`` [...] that ``like`` [...] has, without memory for the rest."""
+    own = whole if whole.shape == like.shape else whole.narrow(part.dim, part.first, like.shape[part.dim])
+    if own.stride() == like.stride() and own.untyped_storage().nbytes() == own.numel() * own.dtype.itemsize:
+        return own
+    return _empty_like(like, own.device).copy_(own)
 
 
 def _and_more(names: Sequence[str]) -> str:

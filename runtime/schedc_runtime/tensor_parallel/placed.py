@@ -70,6 +70,11 @@ def take_placed(model: nn.Module) -> dict[str, str]:
     """
     if not is_placed(model):
         return {}
+    if meta := next((name for name, each in model.named_parameters() if each.is_meta), ""):
+        raise RuntimeFault(
+            f"torch has placed a model whose `{meta}` is on the meta device",
+            "give the model before `parallelize_module`, and `tensor_plan`; `Pipeline.materialize` makes the parts",
+        )
     placed = [each for name, module in model.named_modules() if (each := _read(name, module)) is not None]
     cores = _paths_of_cores(placed)
     styles = {each.path: style for each in placed if (style := _style(each, cores))}
@@ -195,9 +200,7 @@ def _make_whole(module: nn.Module, whole: dict[nn.Parameter, nn.Parameter]) -> N
 
 
 def _full(tensor: DTensor) -> Tensor:
-    """The whole of a DTensor [...]; on the meta device without a collective."""
-    if tensor.is_meta:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    """The whole of a DTensor [...]. A collective of the ranks of its mesh."""
     return tensor.full_tensor().detach().clone()
 
 

@@ -106,10 +106,10 @@ def _keeps_rows_apart(module: nn.Module, node: fx.Node) -> bool:
         return False
     shape = [int(size) for size in taken[0].shape]
     shape[0], shape[ROWS] = 1, _SIZE
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    tried = deepcopy(module)  # statistics of the trial are not kept
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
+        tried = copy_to_try(module)  # statistics of the trial are not kept
+        device = next((p.device for p in tried.parameters()), torch.device("cpu"))
         rows = torch.randn(shape, dtype=taken[0].dtype, device=device)
         other = rows.clone()
         other[:, 1] = torch.randn_like(other[:, 1])
@@ -123,3 +123,15 @@ def _keeps_rows_apart(module: nn.Module, node: fx.Node) -> bool:
         and torch.equal(first[:, [0, 2, 3]], second[:, [0, 2, 3]])
         and torch.allclose(first.roll(1, ROWS), rolled, rtol=1e-2, atol=1e-2)  # of any position
     )
+
+
+def copy_to_try(module: nn.Module) -> nn.Module:
+    """A copy of a module; of one on the meta device on the CPU, with drawn parameters and buffers of zeros."""
+    tried = deepcopy(module)
+    if any(parameter.is_meta for parameter in tried.parameters()):
+        tried.to_empty(device="cpu")
+        for parameter in tried.parameters():
+            parameter.normal_()
+        for buffer in tried.buffers():
+            buffer.zero_()
+    return tried

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.tensor_parallel.exchanges import own_part
+from schedc_runtime.tensor_parallel.rows import copy_to_try
 from schedc_runtime.tensor_parallel.styles import Core, Split, StyledModule
 
 DIM = {Split.ROWS: 0, Split.COLUMNS: 1}
@@ -97,13 +98,13 @@ def _check_parts(model: nn.Module, core: Core, size: int) -> None:
 
     One that takes more than rows is not tried.
     """
-    whole = deepcopy(model.get_submodule(core.path)).eval()
     weight: Any = core.into[0].module.weight
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
+        whole = copy_to_try(model.get_submodule(core.path)).eval()
         for parameter in whole.parameters():
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
-        rows = torch.randn(1, 4, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        rows = torch.randn(1, 4, weight.shape[1], dtype=weight.dtype, device=next(whole.parameters()).device)
         try:
             expected = _result(whole(rows))
         except Exception:

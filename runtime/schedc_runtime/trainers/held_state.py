@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from schedc_runtime.checkpoint.committed import MODEL
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.stored import Stored, read_box
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.moe.placement import runs_of
 from schedc_runtime.moe.shards import held_experts
@@ -105,21 +105,7 @@ def check_model(
 def read_part(part: StatePart, stored: Stored) -> None:
     """Fill the tensor of a part, which may be the shard of a DTensor, from the checkpoint."""
     for tensor, offset in local_boxes(part):
-        _read_box(tensor, offset, part.shape, stored)
-
-
-def _read_box(tensor: Tensor, offset: tuple[int, ...], shape: torch.Size, stored: Stored) -> None:
-    """Fill ``tensor`` [...], which begins at ``offset`` of the whole tensor of ``shape``."""
-    if not tensor.numel():
-        return None
-    if tensor.shape[1:] == shape[1:]:
-        return stored.read(tensor, *offset[:1])
-    rows = torch.empty((len(tensor), *shape[1:]), dtype=tensor.dtype)
-    stored.read(rows, offset[0])
-    for axis in range(1, tensor.dim()):
-        rows = rows.narrow(axis, offset[axis], tensor.shape[axis])
-    tensor.copy_(rows)
-    return None
+        read_box(tensor, offset, part.shape, stored)
 
 
 def rows_here(part: StatePart) -> Iterator[tuple[int, int]]:

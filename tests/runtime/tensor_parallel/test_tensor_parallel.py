@@ -116,6 +116,15 @@ def test_states_of_a_run_are_those_of_other_numbers_of_tensor_ranks(tmp_path: Pa
     assert others == [first, first]
 
 
+def test_parts_of_a_model_on_the_meta_device_are_those_of_the_whole() -> None:
+    """Rows, columns, biases, table and head: made by a seed at 1 and 2 tensor ranks, and read from whole tensors."""
+    ranks = pool(4).run(f"{RUN_CASES}:materialized", timeout=240)
+    assert max(rank[figure] for rank in ranks for figure in ("error", "loss")) <= 1e-14
+    first, *others = [*ranks[0]["made"], *ranks[0]["read"]]
+    assert len(first) > 20
+    assert others == [first] * 3
+
+
 def test_each_tensor_rank_writes_its_trace(tmp_path: Path) -> None:
     written = pool(4).run(f"{RUN_CASES}:traces", timeout=240, folder=str(tmp_path))
     places = [f"tensor-000{t}/rank-000{r}-step-00000001.json" for r in range(2) for t in range(2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from schedc_runtime.pipeline.build.parallelize import take_shards
 
 if TYPE_CHECKING:
     from schedc_runtime.checkpoint.stored import Stored
-    from schedc_runtime.materialize.values import Rule, Values
+    from schedc_runtime.materialize.values import Part, Rule, Values
 
 CheckpointSource = str | os.PathLike[str] | Mapping[str, Tensor]
 """The path of a checkpoint, or a state dict with tensors [...] of the model's shapes."""
@@ -37,8 +37,7 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
         values = _agreed_values(assembly, seed, source, rule)
         for place in assembly.places:
             modules = [stage.module for stage in assembly.stages[place].values()]
-            parts = {name: held[0] for module in modules for name, held in held_experts(module).items()}
-            fill_modules(modules, values, assembly.device, parts)
+            fill_modules(modules, values, assembly.device, dict(_parts(modules)))
         prints = fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, {})
         names = assembly.guard.control.names
         different = assembly.guard.control.fold("materialized", prints, lambda everyone: difference(everyone, names))
@@ -61,6 +60,18 @@ def check_materialized(assembly: Assembly) -> None:
             "call pipe.materialize(seed=...) or pipe.materialize(checkpoint=...) first, on all ranks",
         )
     assembly.has_values = True
+
+
+def _parts(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Part]]:
+    """The parts of tensors that ``modules`` have, by name: of experts, and of products that tensor ranks split."""
+    from schedc_runtime.materialize.values import Part
+
+    for module in modules:
+        yield from ((name, Part(0, held[0])) for name, held in held_experts(module).items())
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if (split := getattr(parameter, "tensor_parallel", None)) is not None:
+                dim, _, rank = split
+                yield name, Part(dim, rank * parameter.shape[dim])
 
 
 def _opened(model: nn.Module, source: CheckpointSource) -> Mapping[str, Stored]:

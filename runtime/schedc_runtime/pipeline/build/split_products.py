@@ -46,7 +46,7 @@ def split_products(assembly: Assembly) -> None:
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
     experts, shared = any(True for _ in moe_layers(settings.model)), assembly.mesh.context > 1
     assembly.mesh.refuse_beside_splits({
-        "a model on the meta device": assembly.construction.deferred,
+        "a model on the meta device beside context ranks": shared and assembly.construction.deferred,
         "experts, which `parallel` splits without `of attention`": (
             experts and plan.parallel is not None and not plan.parallel.of
         ),
