@@ -60,7 +60,7 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
 
 
 def materialized(rank: int, world: int) -> dict[str, Any]:
-    """Digests of states that ranks make of a model on the meta device, without tensor ranks and with 2, and that they read.
+    """Digests of states that ranks make on the meta device, without tensor ranks and with 2, and that they read.
 
     error: the gradients' largest difference from those of plain autograd.
     """
