@@ -19,11 +19,11 @@ CASES = "support.segment_cases"
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["llama"], ["deepseek_v3", "mistral"]])
-def test_documents_in_segments_are_those_alone(names: list[str]) -> None:
-    """Whole and split backwards; all legal orders with one order of sums have the same bits."""
-    for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=names, orders=4):
-        assert [case["orders"] for case in cases] == [1, 1, 4] * len(names)
+@pytest.mark.parametrize(("names", "orders"), [(["llama"], 20), (["deepseek_v3", "mistral"], 0)])
+def test_documents_in_segments_are_those_alone(names: list[str], orders: int) -> None:
+    """Whole and split backwards; 20 random legal orders with one order of sums have the same bits."""
+    for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=names, orders=orders):
+        assert [case["orders"] for case in cases] == [1, 1, *([orders] if orders else [])] * len(names)
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
