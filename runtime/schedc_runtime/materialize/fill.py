@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import Named, named_tensors
 from schedc_runtime.materialize.replay import generators_restored
-from schedc_runtime.materialize.values import WHOLE, Part, Values
+from schedc_runtime.materialize.values import WHOLE, OwnPart, Values
 
 
-def fill_modules(modules: Iterable[nn.Module], values: Values, device: torch.device, parts: Mapping[str, Part]) -> None:
+def fill_modules(
+    modules: Iterable[nn.Module], values: Values, device: torch.device, parts: Mapping[str, OwnPart]
+) -> None:
     """Make every tensor of ``modules`` real, on ``device``. Those that are real take what a checkpoint has for them.
 
     parts: for names of which ``modules`` have a part, where it lies.
@@ -51,7 +53,7 @@ class _Region(NamedTuple):
     tensors: list[Named]
 
 
-def _refresh(each: Named, values: Values, device: torch.device, part: Part) -> None:
+def _refresh(each: Named, values: Values, device: torch.device, part: OwnPart) -> None:
     """A tensor that is real already: onto the device, with what the checkpoint has for it."""
     if each.tensor.device != device and each.kind != "attribute":
         fill_values(each.tensor, each.tensor.to(device))
@@ -59,7 +61,7 @@ def _refresh(each: Named, values: Values, device: torch.device, part: Part) -> N
         values.read(each.name, stored, each.tensor.detach(), part)
 
 
-def _fill_region(region: _Region, values: Values, device: torch.device, parts: Mapping[str, Part]) -> None:
+def _fill_region(region: _Region, values: Values, device: torch.device, parts: Mapping[str, OwnPart]) -> None:
     storage = None
     if len(region.tensors) > 1:
         storage = torch.empty(region.end - region.start, dtype=torch.uint8, device=device).untyped_storage()

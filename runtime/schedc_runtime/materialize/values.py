@@ -21,14 +21,14 @@ Rule = Callable[[str, Tensor], Any]
 """init(name, tensor) writes ``tensor`` [...] or returns its values. Else the model's own rule holds."""
 
 
-class Part(NamedTuple):
+class OwnPart(NamedTuple):
     """Which part of a whole tensor is here. dim: the dimension that is cut. first: the first index along it."""
 
     dim: int = 0
     first: int = 0
 
 
-WHOLE = Part()
+WHOLE = OwnPart()
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Values:
             return None
         return next((self.stored[tied] for tied in self.construction.ties[name] if tied in self.stored), None)
 
-    def make(self, name: str, like: Tensor, device: torch.device, part: Part = WHOLE) -> Tensor:
+    def make(self, name: str, like: Tensor, device: torch.device, part: OwnPart = WHOLE) -> Tensor:
         """The values of ``name`` on ``device``, with the shape and strides of ``like`` [...].
 
         part: which part of the whole tensor ``like`` is.
@@ -94,7 +94,7 @@ class Values:
             )
         return _taken(made, like, part)
 
-    def read(self, name: str, stored: Stored, target: Tensor, part: Part) -> None:
+    def read(self, name: str, stored: Stored, target: Tensor, part: OwnPart) -> None:
         """Fill ``target`` [...], a part of the stored tensor of ``name``."""
         offset = [part.first if dim == part.dim else 0 for dim in range(target.dim())]
         read_box(target, offset, self.construction.names[name].size, stored)
@@ -150,7 +150,7 @@ def _empty_like(like: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
-def _taken(whole: Tensor, like: Tensor, part: Part) -> Tensor:
+def _taken(whole: Tensor, like: Tensor, part: OwnPart) -> Tensor:
     """The part of ``whole`` [...] that ``like`` [...] has, without memory for the rest."""
     own = whole if whole.shape == like.shape else whole.narrow(part.dim, part.first, like.shape[part.dim])
     if own.stride() == like.stride() and own.untyped_storage().nbytes() == own.numel() * own.dtype.itemsize:

@@ -19,7 +19,7 @@ from schedc_runtime.pipeline.build.parallelize import take_shards
 
 if TYPE_CHECKING:
     from schedc_runtime.checkpoint.stored import Stored
-    from schedc_runtime.materialize.values import Part, Rule, Values
+    from schedc_runtime.materialize.values import OwnPart, Rule, Values
 
 CheckpointSource = str | os.PathLike[str] | Mapping[str, Tensor]
 """The path of a checkpoint, or a state dict with tensors [...] of the model's shapes."""
@@ -62,16 +62,16 @@ def check_materialized(assembly: Assembly) -> None:
     assembly.has_values = True
 
 
-def _parts(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Part]]:
+def _parts(modules: Iterable[nn.Module]) -> Iterator[tuple[str, OwnPart]]:
     """The parts of tensors that ``modules`` have, by name: of experts, and of products that tensor ranks split."""
-    from schedc_runtime.materialize.values import Part
+    from schedc_runtime.materialize.values import OwnPart
 
     for module in modules:
-        yield from ((name, Part(0, held[0])) for name, held in held_experts(module).items())
+        yield from ((name, OwnPart(0, held[0])) for name, held in held_experts(module).items())
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if (split := getattr(parameter, "tensor_parallel", None)) is not None:
                 dim, _, rank = split
-                yield name, Part(dim, rank * parameter.shape[dim])
+                yield name, OwnPart(dim, rank * parameter.shape[dim])
 
 
 def _opened(model: nn.Module, source: CheckpointSource) -> Mapping[str, Stored]:
