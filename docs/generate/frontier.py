@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .schedc_command import output_of
+from click.testing import CliRunner
+
+from schedc.cli import main
+from schedc.frontier.kept import kept_folder
 
 _SIZES = ("-D", "P=8", "-D", "M=32")
 PAGE = "frontier.html"
@@ -17,10 +21,11 @@ PAGE = "frontier.html"
 
 @cache
 def _told() -> tuple[dict[str, Any], str]:
-    """The JSON of `schedc frontier`, and its page."""
-    with tempfile.TemporaryDirectory() as folder:
+    """The JSON of `schedc frontier`, and its page. The command runs where paths of kept orders are short."""
+    with tempfile.TemporaryDirectory() as folder, chdir(kept_folder().parents[1]):
         path = Path(folder) / PAGE
-        facts = json.loads(output_of("frontier", *_SIZES, "--json", "-o", str(path), findings=False))
+        command = ["frontier", *_SIZES, "--json", "-o", str(path)]
+        facts = json.loads(CliRunner().invoke(main, command, catch_exceptions=False).stdout)
         return facts, path.read_text(encoding="utf-8")
 
 
