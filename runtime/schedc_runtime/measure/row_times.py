@@ -118,7 +118,10 @@ class RowTimes:
         for row, time, own in zip(self.rows, self.times, fitted, strict=True):
             yield f"{sum(row)} tokens in documents: {len(row)}. Measured {time:.4g} ms, fitted {own:.4g} ms."
         yield f"error: the largest |fitted / measured - 1| of {len(self.rows)} rows: {self.costs.error:.1%}."
-        if max(map(len, self.rows)) == 1:
+        if not self.costs.squared and not self.costs.linear:
+            yield "No time follows from lengths: by this file all rows cost the same."
+            yield "Measure longer rows, or on a machine that does nothing else."
+        elif max(map(len, self.rows)) == 1:
             yield "No row has several documents: whether attention computes them apart was not measured."
         elif self.of_whole_rows < self.costs.error:
             yield (

@@ -115,6 +115,7 @@ def test_attention_over_whole_rows_is_told() -> None:
     dense = RowTimes.of(rows, KNOWN.milliseconds([(sum(row),) for row in rows]).tolist())
     assert dense.costs.error > 0.1
     assert list(dense.about())[-1].startswith("Squares of whole rows fit better, 0.0%")
+    assert "all rows cost the same" in list(RowTimes.of(rows, [5.0] * 6).about())[-2]
     alone = [(64,), (48,), (8,)]
     assert "No row has several documents" in list(RowTimes.of(alone, KNOWN.milliseconds(alone).tolist()).about())[-1]
 
