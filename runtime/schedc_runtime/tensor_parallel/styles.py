@@ -175,6 +175,11 @@ def styled_modules(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Styled
                 if "experts" in pattern.split(".")
                 else f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
             )
+        if not fits and _is_parameter(model, pattern):
+            raise RuntimeFault(
+                f"the plan of styles splits the parameter `{pattern}` ({style}), which is no module",
+                "take one tensor rank for this model: a pipeline splits products and tables of the vocabulary",
+            )
         if not fits:
             raise RuntimeFault(
                 f"the plan of styles names `{pattern}`, and {type(model).__name__} has no such module",

@@ -42,6 +42,7 @@ def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
     [
         (TOY_PLAN | {"blocks.*.mlp.up": "moe_tp_experts"}, "blocks.*.mlp.up: moe_tp_experts.*does not carry out"),
         (TOY_PLAN | {"blocks.*.mlp.middle": "colwise"}, "`blocks.*.mlp.middle`, and Toy has no such module"),
+        (TOY_PLAN | {"blocks.*.mlp.up.bias": "colwise"}, "the parameter `blocks.*.mlp.up.bias` .colwise."),
         (TOY_PLAN | {"blocks.*.first": "colwise"}, "splits `blocks.0.first` .colwise., a LayerNorm"),
         ({k: v for k, v in TOY_PLAN.items() if "down" not in k}, "does not close at `blocks.0.mlp.up`"),
         ({k: v for k, v in TOY_PLAN.items() if "up" not in k and "attention" not in k}, "does not close.*mlp.down"),
