@@ -18,6 +18,8 @@ from schedc_runtime.commands import prove
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from support.audit_cases import FaultyStage, Flip, Setting, watch_of
+from support.needs import lacking
+from support.outputs import faults
 from support.paths import ROOT
 
 SETTINGS = (Setting("zbv", 3, 6), Setting("dualpipe", 2, 4, replicas=2))
@@ -95,6 +97,7 @@ def test_the_command_repeats_evidence(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     assert prove.main([str(folder), "--model", "own:model", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)
+    assert lacking("jsonschema_rs") or faults(told) == []
     assert (told["schema"], told["suspect"], told["differs"]["rank 1"]) == ("schedc.proof/1", "rank 0", [])
     assert prove.main([str(tmp_path), "--model", "own:model"]) == 1
     assert "evidence.json" in capsys.readouterr().err

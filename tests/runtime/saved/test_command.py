@@ -20,7 +20,8 @@ from schedc_runtime.commands.checkpoint import main
 from schedc_runtime.saved.form import step_folder
 from schedc_runtime.trainers import checkpoint
 from support.hostile_checkpoints import sign
-from support.needs import needed
+from support.needs import lacking, needed
+from support.outputs import faults
 from support.saved_cases import WHOLE, save, values
 
 
@@ -42,6 +43,7 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[i
 def table(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
     status, out, _ = asked(capsys, *arguments, "--json")
     answer: dict[str, Any] = json.loads(out)
+    assert lacking("jsonschema_rs") or faults(answer) == []
     assert answer["schema"] == "schedc.checkpoint/1"
     return status, answer
 
