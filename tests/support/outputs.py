@@ -30,7 +30,7 @@ def faults(facts: dict[str, Any]) -> list[str]:
     if name not in outputs():
         return [f"the table of outputs has no {name!r}"]
     own = validator(name)
-    if outputs()[name].fails and facts.keys() > {"schema", "version", "diagnostics"}:
+    if outputs()[name].fails and facts.keys() != {"schema", "version", "diagnostics"}:
         own = _whole(name)
     found = own.iter_errors(facts)
     return [f"{name}/{'/'.join(map(str, each.instance_path))}: {each.message[-300:]}" for each in found]
