@@ -1,4 +1,4 @@
-"""What a newcomer meets: comparison, editor, fixes, formats of other tools, schemas, site, adapters of trainers.
+"""What a newcomer meets: comparison, editor, fixes, formats of other tools, schemas, site, playground, adapters.
 
     python benchmarks/door.py WORD [--json] [--cases N]
 
@@ -10,6 +10,8 @@ fixes      edits of findings: each must end its finding and begin no other.
 sarif      the findings of `examples/mistakes` as SARIF: its form, and every region inside of its file.
 schemas    outputs of nine commands against their JSON Schemas, and 10,000 outputs with a fault, to be refused.
 site       the site, built as `make docs` does: seconds, warnings, links that lead nowhere, requests to other hosts.
+playground the page of `make playground` in Chromium. Every schedule of the library must have the facts and the drawing
+           of this process. Requests to other hosts; bytes before the first drawing, and seconds until it.
 adapters   the tests of `schedc_runtime.trainers`: training, saving and resuming on real processes.
 
 `--cases` asks for another number of cases, where a word draws them.
@@ -25,13 +27,14 @@ from pathlib import Path
 
 from figures import run_word
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("tests", "docs")]
 
 WORDS = {
     "adapters": "support.door_cases:adapters",
     "compare": "support.door_cases:compared_rows",
     "editor": "support.editor_cases:editor",
     "fixes": "support.door_cases:fixes",
+    "playground": "support.playground_page:playground",
     "sarif": "support.sarif_cases:sarif",
     "schemas": "support.mutated_outputs:schemas",
     "site": "support.built_site:site",

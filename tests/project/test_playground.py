@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
-from playground.answers import MOST_OPS, answer, command
+from playground.answers import MOST_OPS, command
 
 from schedc.load.library import load, names
 from support.chromium import Browser
-from support.needs import PLAYGROUND, needs
+from support.needs import needs
+from support.playground_page import DRAWN, asked, foreign, served, unequal
 
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def asked(do: str, text: str = "", **more: Any) -> dict[str, Any]:
-    request = {"do": do, "text": text, "form": "sched", "name": "", "schedule": "", "sizes": {}, "costs": {}} | more
-    return dict(json.loads(answer(json.dumps(request))))
 
 
 def test_a_text_is_checked_and_drawn_at_sizes_and_costs(room: Path) -> None:
@@ -91,31 +82,16 @@ def test_the_library_is_compared_with_the_text(room: Path) -> None:
     assert [row["schedule"] for row in facts["schedules"]] == ["mine.sched", *names()]
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *words: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("localhost", 0), partial(Quiet, directory=PLAYGROUND))
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://localhost:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.slow
 @needs("chromium", "playground")
-def test_the_page_gives_the_native_bytes_and_asks_no_other_host(room: Path, address: str) -> None:
+def test_the_page_gives_the_native_bytes_asks_no_other_host_and_works_offline(room: Path) -> None:
     with Browser(room / "profile") as browser:
-        browser.visit(address, "document.body?.dataset.round === '1'")
-        for name in names():
-            request = {"do": "draw", "name": name, "text": load(name).text, "form": "sched", "sizes": {}, "costs": {}}
-            drawn = browser.result(f"playground.ask({json.dumps(request)})")
-            assert drawn == asked("draw", load(name).text, name=name), name
-            assert drawn["svg"], name
-        assert browser.now("document.querySelector('#drawing svg') !== null")
+        with served() as address:
+            browser.visit(address, DRAWN)
+            assert unequal(browser) == []
+            assert browser.now("document.querySelector('#drawing svg') !== null")
+            assert "bubble" in browser.now("document.getElementById('figures').textContent")
+            browser.result("navigator.serviceWorker.ready.then(() => 1)")
+        browser.visit(address, DRAWN)  # the server is gone
         assert "bubble" in browser.now("document.getElementById('figures').textContent")
-        assert (browser.faults, [url for url in browser.urls if not url.startswith((address, "about:"))]) == ([], [])
+        assert foreign(browser, address) == []
