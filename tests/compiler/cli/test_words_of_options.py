@@ -72,7 +72,7 @@ def test_defaults_come_from_the_nearest_file(tmp_path: Path, monkeypatch: pytest
     ("text", "said"),
     [
         ("cots = 1\n", "cots is no option with a default; did you mean `cost`?"),
-        ('[check]\noutput = "/tmp/x"\n', "[check] output is no option with a default"),
+        ('[check]\noutput = "x"\n', "[check] output is no option with a default"),
         ("[check]\ntime = 3\n", "[check] time is no option with a default"),
         ("cost = \n", "schedc.toml: "),
         ('cost = ["G=1"]\n', "G"),
