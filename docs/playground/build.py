@@ -100,11 +100,11 @@ def _add_own(archive: Path) -> None:
 
 
 def _bundle(page: Path, npm: Path) -> None:
-    """Bundles the page's script with the editor, whose versions stand in package.json."""
+    """Bundles the page's script with the editor, whose versions stand in package-lock.json."""
     npm.mkdir()
-    for path in (*HERE.glob("*.js"), HERE / "package.json"):
+    for path in (*HERE.glob("*.js"), *HERE.glob("package*.json")):
         shutil.copy(path, npm / path.name)
-    _run("npm", "install", "--silent", "--no-audit", "--no-fund", cwd=npm)
+    _run("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=npm)
     options = ("--bundle", "--minify", "--format=esm", "--legal-comments=none", "--log-level=warning")
     _run("npx", "esbuild", "main.js", *options, f"--outfile={page}", cwd=npm)
 
