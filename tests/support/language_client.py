@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from threading import Timer
 from typing import Any
 
 
@@ -28,6 +29,15 @@ class LanguageClient:
         return self.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")["params"]
 
     def receive(self, wanted: Any) -> Any:
+        """The next message that is wanted; those before it are dropped. A server that stays silent is ended."""
+        patience = Timer(60, self.process.kill)
+        patience.start()
+        try:
+            return self._receive(wanted)
+        finally:
+            patience.cancel()
+
+    def _receive(self, wanted: Any) -> Any:
         while True:
             length = 0
             while (header := self.process.stdout.readline().strip()) or not length:  # type: ignore[union-attr]

@@ -239,8 +239,8 @@ def test_a_file_is_written_with_the_servers_help(client: LanguageClient) -> None
     assert "<script" in page
     assert "mine (P = " in page
     client.notify("textDocument/didChange", textDocument={"uri": uri, "version": 3}, contentChanges=[{"text": broken}])
-    assert client.request("schedc/preview", uri=uri) == {"html": None}
     client.diagnostics()
+    assert client.request("schedc/preview", uri=uri) == {"html": None}
 
     client.notify("textDocument/didClose", textDocument={"uri": uri})
     assert client.diagnostics()["diagnostics"] == []
