@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.ir.arrays import Bools, Floats, Int32, Int64
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
@@ -197,7 +197,7 @@ def _pair_times(schedule: Schedule, costs: StageCosts) -> tuple[Floats, Floats, 
         forward = np.unique(schedule.stage[own & (schedule.kind == F)])
         for kind in (B, I):
             backward = np.unique(schedule.stage[own & (schedule.kind == kind)])
-            first, second = np.repeat(forward, backward.size), np.tile(backward, forward.size)
+            first, second = repeat(forward, backward.size), np.tile(backward, forward.size)
             times = duration(costs, F, kind, (first, second))
             np.minimum.at(least[F], first, times)
             np.minimum.at(least[kind], second, times)

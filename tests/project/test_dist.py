@@ -90,7 +90,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def test_the_wheel_holds_both_packages_and_the_library_and_nothing_else(built: Built) -> None:
-    expected = {f"schedc/schedules/{name}.sched" for name in names()}
+    shipped = [path for path in (ROOT / "schedules").rglob("*") if path.suffix in (".sched", ".order")]
+    assert {path.stem for path in shipped} >= set(names())
+    expected = {f"schedc/schedules/{path.relative_to(ROOT / 'schedules').as_posix()}" for path in shipped}
     for package, folder in PACKAGES.items():
         files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         expected |= {f"{package}/{path.relative_to(folder).as_posix()}" for path in files}

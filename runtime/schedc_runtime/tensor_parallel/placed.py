@@ -75,10 +75,10 @@ def take_placed(model: nn.Module) -> dict[str, str]:
             f"torch has placed a model whose `{meta}` is on the meta device",
             "give the model before `parallelize_module`, and `tensor_plan`; `Pipeline.materialize` makes the parts",
         )
+    _check_tie(model)
     placed = [each for name, module in model.named_modules() if (each := _read(name, module)) is not None]
     cores = _paths_of_cores(placed)
     styles = {each.path: style for each in placed if (style := _style(each, cores))}
-    _check_tie(model)
     whole: dict[nn.Parameter, nn.Parameter] = {}
     for each in placed:
         for hook in each.hooks:

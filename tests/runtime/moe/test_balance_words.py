@@ -65,8 +65,8 @@ def test_slots_and_worst_rows_are_those_of_check(monkeypatch: pytest.MonkeyPatch
 def test_emulated_steps_take_as_long_as_the_choice_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """With copies on the links, whose time a dispatch waits for."""
     monkeypatch.setattr(emulated_balance, "SKEWS", (1.6,))
-    monkeypatch.setattr(emulated_balance, "WAYS", {
-        way: line for way, line in emulated_balance.WAYS.items() if line.startswith("balance")
+    monkeypatch.setattr(emulated_balance, "LINES", {
+        way: line for way, line in emulated_balance.LINES.items() if line.startswith("balance")
     })  # fmt: skip
     (case,) = emulated_balance.auto(OPTIONS)["figures"]
     assert (case["chosen"], case["fastest"]) == ("by step", "by step")

@@ -27,11 +27,11 @@ def test_the_launch_line_trains_on_four_processes(tmp_path: Path) -> None:
     problem = PlanProblem(model, cluster, 16)
     axes = PlanAxes(1, 1, 2, 1, 2, 2, 1, 2, 4, "1f1b")
     plan = price_plan(PlannedStep(problem, axes, open_choice("1f1b"), PartTable.of(problem, [axes.split])))
-    folder, script = tmp_path / "plans", tmp_path / "01.sbatch"
+    folder, script = tmp_path / "plans", tmp_path / "01.slurm"
     folder.mkdir()
     (folder / "01.sched").write_text(plan.plan_text)
     (folder / "01.costs.toml").write_text(plan.cost_text)
-    script.write_text(job_text("sbatch", plan, "01", {"schedc": None}) or "")
+    script.write_text(job_text("slurm", plan, "01", {"schedc": None}) or "")
     words = launch_line(script, folder)
     assert words[:4] == ["--nnodes", "1", "--nproc-per-node", "4"]
     done = run_torchrun([*words, "--steps", "1", "--width", "16", "--tokens", "8"], folder)
