@@ -157,7 +157,7 @@ OF_FILES_AND_EDITORS = {
     "schedc/preview",
     *json.loads((ROOT / "editors/vscode/package.json").read_text())["contributes"]["configuration"]["properties"],
 }
-"""The file of defaults, the method and the settings of editors: they look like names of the package."""
+"""The file of defaults, and names of editors: a method and settings. All look like names of the package."""
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -29,7 +29,7 @@ class LanguageClient:
         return self.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")["params"]
 
     def receive(self, wanted: Any) -> Any:
-        """The next message that is wanted; those before it are dropped. A server that stays silent is ended."""
+        """The next message that is wanted; earlier messages are dropped. A server that stays silent is ended."""
         patience = Timer(60, self.process.kill)
         patience.start()
         try:
