@@ -88,14 +88,22 @@ _CALLERS = {"scaled_dot_product_attention", "multi_head_attention_forward", "gum
 
 
 def random_operators() -> Iterator[Any]:
-    """Torch's operations that draw from a generator, as torch marks them; backwards take what the forward drew."""
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        overloads: list[str] = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else []  # type: ignore[no-untyped-call]
-        for overload in overloads:
-            operator = getattr(packet, overload)
-            if torch.Tag.nondeterministic_seeded in operator.tags and "backward" not in name:
-                yield operator
+    """Torch's operations that draw from a generator, as torch marks them; backwards take what the forward drew.
+
+    These are all registered ones. ``dir(torch.ops.aten)`` lists an operation once somebody has used it.
+    """
+    for full in sorted(torch._C._dispatch_get_all_op_names()):
+        space, _, rest = full.partition("::")
+        name, _, overload = rest.partition(".")
+        if space != "aten" or "backward" in name or name in _DRAW_INSIDE:
+            continue
+        operator = getattr(getattr(torch.ops.aten, name), overload or "default", None)
+        if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
+            yield operator
+
+
+_DRAW_INSIDE = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_fused_sdp_choice")
+"""Attentions made of operations that draw themselves, and the choice among them. A detour takes time in each layer."""
 
 
 def name_on_stack(frame: FrameType | None, names: Names) -> str:

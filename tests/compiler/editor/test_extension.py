@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from schedc import __version__
-from schedc.editor.server import _ANSWERS
 from support.needs import needed
 from support.paths import ROOT
 
@@ -35,6 +34,9 @@ def test_the_client_uses_what_its_package_declares() -> None:
     assert set(re.findall(r'registerCommand\("([\w.]+)"', CLIENT)) == declared
     settings = set(PACKAGE["contributes"]["configuration"]["properties"])
     assert {f"schedc.{name}" for name in re.findall(r'settings\.get\("(\w+)"\)', CLIENT)} == settings
+    needed("pygls")
+    from schedc.editor.server import _ANSWERS
+
     assert set(re.findall(r'sendRequest\("([\w/]+)"', CLIENT)) <= _ANSWERS.keys()
     assert {f"./{name}" for name in ("language-configuration.json", "syntaxes/sched.tmLanguage.json")} == {
         *(each["configuration"] for each in PACKAGE["contributes"]["languages"]),

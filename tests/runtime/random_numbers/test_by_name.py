@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -23,6 +24,7 @@ from schedc_runtime.random_numbers.interception import listening
 from schedc_runtime.random_numbers.names import aliases_of, may_draw
 from schedc_runtime.testing import pool
 from support.recompute_cases import with_rs
+from support.warm_command import run_python
 
 SCHEDULES = [
     ("1f1b", {"P": 1, "M": 2}), ("zbh1", {"P": 2, "M": 2}), ("zbv", {"P": 2, "M": 2}), ("1f1b", {"P": 4, "M": 2}),
@@ -193,6 +195,27 @@ def test_processes() -> None:
     cases = [("1f1b", {"P": 2, "M": 3}), ("zbv", {"P": 2, "M": 3})]
     results = pool(2).run("runtime.random_numbers.dropout_cases:on_processes", cases=cases, timeout=120)
     assert results == [[[], []], [[], []]]
+
+
+def test_operations_that_nobody_has_used_are_drawn_by_name(tmp_path: Path) -> None:
+    """In a process of its own: torch lists an operation of `torch.ops.aten` once it is used."""
+    script = tmp_path / "drawn.py"
+    script.write_text(
+        "import torch\n"
+        "from schedc_runtime import named_random\n"
+        "class Counts(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.binomial(x, torch.full_like(x, 0.5)), x.clone().random_(0, 1000)\n"
+        "drawn = []\n"
+        "for seed in (1, 2):\n"
+        "    torch.manual_seed(0)\n"
+        "    model = Counts()\n"
+        "    with named_random(model):\n"
+        "        torch.rand(seed)\n"
+        "        drawn.append(model(torch.full((50,), 100.0)))\n"
+        "print([torch.equal(*both) for both in zip(*drawn)])\n"
+    )
+    assert run_python([str(script)], tmp_path).stdout == "[True, True]\n"
 
 
 def test_what_is_switched_off_is_not_met_and_hides_no_draw() -> None:
