@@ -125,10 +125,10 @@ def _explored(request: Request) -> dict[str, Any]:
 
 def _compared(request: Request) -> dict[str, Any]:
     """The text and all schedules of the library between bubble and memory, as `schedc compare --json` prints them."""
-    words = ["compare", _placed(request), *names(), "--json"]
-    for name in ("P", "M"):
-        if request["sizes"].get(name):
-            words += ["-D", f"{name}={request['sizes'][name]}"]
+    place = _placed(request)
+    sizes = _parameters(request, place).get("sizes", {}) if request["form"] == "sched" else {}
+    common = {name: request["sizes"].get(name) or sizes[name] for name in ("P", "M") if name in sizes}
+    words = ["compare", place, *names(), "--json", *_each("-D", common)]
     printed = command(*words, *_each("--cost", request["costs"]))
     if not printed.out.startswith("{"):
         return {"facts": None, "error": printed.err}

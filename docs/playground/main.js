@@ -109,7 +109,7 @@ const VIEWS = {
     slider.value = state.memory || slider.max;
     const table = () => {
       $("cap").value = slider.value;
-      $("table").replaceChildren(comparison(facts.schedules, Number(slider.value), choose));
+      $("table").replaceChildren(comparison(facts, Number(slider.value), choose));
     };
     slider.oninput = () => {
       state.memory = Number(slider.value);

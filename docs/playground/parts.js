@@ -45,8 +45,9 @@ export function findingRow({ code, message, line, column, help }, go) {
   return row;
 }
 
-// The schedules that fit into a memory, best first. rows: those of `schedc compare --json`.
-export function comparison(rows, memory, choose) {
+// The schedules that fit into a memory, best first. facts: the object of `schedc compare --json`.
+export function comparison(facts, memory, choose) {
+  const rows = facts.schedules;
   const fitting = rows.filter((row) => !row.refused && row.memory <= memory).sort((one, other) => one.bubble - other.bubble);
   const head = element("tr", {}, ...["schedule", "bubble", "memory", "needs"].map((textContent) => element("th", { textContent })));
   const body = fitting.map((row) => {
@@ -56,6 +57,7 @@ export function comparison(rows, memory, choose) {
     return element("tr", { className: own ? "own" : "" }, element("td", {}, name), ...cells.map((textContent) => element("td", { textContent })));
   });
   const left = rows.filter((row) => row.refused).map((row) => row.schedule);
-  const note = left.length ? [element("caption", { textContent: `Not at these sizes: ${left.join(", ")}` })] : [];
-  return element("table", {}, ...note, element("thead", {}, head), element("tbody", {}, ...body));
+  const sizes = `Microbatches on one rank, at P = ${facts.ranks}, M = ${facts.microbatches}.`;
+  const note = element("caption", { textContent: left.length ? `${sizes} Not at these sizes: ${left.join(", ")}` : sizes });
+  return element("table", {}, note, element("thead", {}, head), element("tbody", {}, ...body));
 }

@@ -78,8 +78,9 @@ def test_texts_are_completed_coloured_and_formatted(room: Path) -> None:
 
 
 def test_the_library_is_compared_with_the_text(room: Path) -> None:
-    facts = asked("compare", load("1f1b").text, sizes={"P": "2", "M": "4"})["facts"]
+    facts = asked("compare", load("dualpipev").text, sizes={"P": "2", "M": ""})["facts"]
     assert [row["schedule"] for row in facts["schedules"]] == ["mine.sched", *names()]
+    assert (facts["ranks"], facts["microbatches"]) == (2, 10), "10 is the default of the text"
 
 
 @pytest.mark.slow
