@@ -116,7 +116,7 @@ def _trained(
 def watched_loaders(rank: int, size: int, seconds: float, steps: int = 2 * WINDOW) -> dict[str, Any]:
     """The alarms of two quiet windows, and then while the batches of the last rank come so many seconds later.
 
-    All ranks meet between the batch and the step.
+    All ranks meet between the batch and the step. `period`: seconds of a quiet step, the time before it included.
     """
     program = compile_schedule("1f1b", P=size, M=size)
     batch, targets = tokens(size)
@@ -136,10 +136,12 @@ def watched_loaders(rank: int, size: int, seconds: float, steps: int = 2 * WINDO
     pipe.step(batch, targets)
     with short_baseline(20):
         alarms(rule.WARMING + 20, 0.0)
+        began = time.perf_counter()
         quiet = alarms(2 * WINDOW, 0.0)
+        period = (time.perf_counter() - began) / (2 * WINDOW)
         found = alarms(steps + WINDOW, seconds)
     pipe.close()
-    return {"quiet": quiet, "found": found, "lines": lines}
+    return {"quiet": quiet, "period": period, "found": found, "lines": lines}
 
 
 def watched_links(

@@ -103,10 +103,11 @@ def test_waits_for_others_and_time_without_a_core_are_taken_off(monkeypatch: pyt
 @pytest.mark.processes
 @pytest.mark.slow
 def test_processes_name_the_rank_whose_loader_sleeps() -> None:
-    everyone = pool(2).run("support.speed_cases:watched_loaders", seconds=0.05, timeout=120)
+    late = 0.05
+    everyone = pool(2).run("support.speed_cases:watched_loaders", seconds=late, timeout=120)
     assert everyone[0]["found"] == everyone[1]["found"]
     assert not [alarm for alarm in everyone[0]["quiet"] if alarm[1] == BETWEEN]
     (found,) = (alarm for alarm in everyone[0]["found"] if alarm[1] == BETWEEN)
     assert found[0] == 1
-    assert found[2] > 2, "a step takes about ten milliseconds"
+    assert found[2] > 1 + 0.5 * late / everyone[0]["period"], "the factor counts in steps, whatever a step takes here"
     assert any(line.startswith("rank 1 takes") and BETWEEN in line for line in everyone[0]["lines"])
