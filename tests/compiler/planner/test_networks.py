@@ -289,8 +289,8 @@ def test_rails_turn_the_hops_of_context_rings_between_domains() -> None:
 def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
     """Some of the 1,000 levels that `planner_truth.py networks` tries, and pairs that overlap on 288 devices."""
     cases = [
-        *all_networks(LEVELS[::111], "not overlap", "tp == 1", every=2),
+        *all_networks(LEVELS[::333], "not overlap", "tp == 1", every=3),
         searched_placements(288, 16, "schedule == 1f1b_overlap", "overlap", "tp == 2"),
     ]
-    assert len(cases) == 2 * len(NETWORKS) + 1 + 6 + 1 > 27
+    assert len(cases) == 2 * len(NETWORKS) + 1 + 4 + 1 > 25
     assert [case for case in cases if not case.agrees] == []

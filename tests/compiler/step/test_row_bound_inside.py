@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from schedc.step.cells.group_pricing import RankRows
 from schedc.step.cells.row_bound_inside import row_bound_inside
 from schedc.step.costs.costs import parse_costs
 from schedc.step.row_order import repeat_segments
+from support.sweeps import swept
 
 CELLS = (Path(__file__).parents[3] / "examples" / "costs" / "cells.toml").read_text()
 SIZES = {
@@ -44,8 +46,11 @@ def step_of(inside: CellPricing, factors: np.ndarray) -> float:
     return replace(inside, ranks=replace(ranks, microbatches=factors)).late_wait.makespan
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", SIZES)
+PAIRS = [*product(SIZES, ROWS)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "rows"), swept(PAIRS, PAIRS[::2]))
 def test_no_order_undercuts_it(name: str, rows: str) -> None:
     inside, segments = priced(name, rows)
     assert inside.floor <= inside.late_wait.makespan

@@ -28,21 +28,22 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt
+from support.sweeps import swept
 from support.warm_command import run_schedc
+
+SHARDED = [
+    ("dropping", "gpt", 1, 2, False),
+    ("1f1b", "mixed", 1, 2, True),
+    ("dualpipev", "moe", 2, 1, False),
+    ("1f1b", "tied", 1, 2, False),
+    ("zbh1", "gpt", 1, 2, False),
+    ("1f1b", "chunked", 1, 2, False),
+]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("schedule", "kind", "experts", "data", "rs"),
-    [
-        ("zbh1", "gpt", 1, 2, False),
-        ("dropping", "gpt", 1, 2, False),
-        ("1f1b", "mixed", 1, 2, True),
-        ("1f1b", "chunked", 1, 2, False),
-        ("dualpipev", "moe", 2, 1, False),
-        ("1f1b", "tied", 1, 2, False),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "kind", "experts", "data", "rs"), swept(SHARDED, SHARDED[:4]))
 def test_sharded_dense_parts_give_the_bits_of_whole_ones(
     schedule: str, kind: str, experts: int, data: int, rs: bool
 ) -> None:

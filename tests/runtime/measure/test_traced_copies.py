@@ -15,6 +15,7 @@ from schedc.interchange.run_trace import read_run
 from schedc.step.copy_runs import COPIES, copy_name
 from schedc_runtime import save_trace
 from schedc_runtime.moe.layer import moe_layers
+from support.sweeps import swept
 
 LINES = Case("zbh1", {"P": 2, "M": 3}, "float64", nodes=2, ranks=8, method="hierarchical", products="loop").lines(
     "plain"
@@ -28,7 +29,8 @@ WAYS = {
 """By way: its line of a plan for two nodes, and the links on which its copies travel."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", swept([*WAYS], ["step", "hot", "in place"]))
 def test_exchanges_of_copies_are_slices_on_their_links(way: str, tmp_path: Path) -> None:
     line, lane = WAYS[way]
     pipe = pipeline("zbh1", {"P": 2, "M": 3}, f"{LINES}{line}\n", skewed(2.0, inner=4, moe_blocks=3, experts=16, top=3))

@@ -13,6 +13,7 @@ from schedc_runtime.moe.bags import _UNREAD, Bags, combined, ended
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
 from schedc_runtime.testing import simulated_device
+from support.sweeps import swept
 
 RULES = ("bags", "fresh")
 
@@ -39,7 +40,8 @@ def test_entries_behind_the_last_row_are_in_bags_that_nobody_reads(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("method", swept(METHODS, ["hierarchical"]))
 def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method) -> None:
     """Outputs and all gradients: exact, padded, and in bounded buffers, which are never full."""
     modes: list[dict[str, Any]] = [{}, {"capacity": 1}, {"capacity": 3}, {"bound": 2.0}, {"bound": 4.0}]

@@ -14,6 +14,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from support.expert_cases import batch_of, compiled, model
 from support.runtime_cases import next_token_loss
+from support.sweeps import swept
 
 LINES = """  experts 8 top 2 width 4 hidden 8
   topology nodes 1 x 2
@@ -44,15 +45,16 @@ def recorded(schedule: str, sizes: dict[str, int], lines: str = "", folder: Path
     return rows
 
 
+RECORDED = [
+    ("1f1b", {"P": 2, "M": 2}, ("recompute all full", "hot 2")),
+    ("dualpipev", {"P": 1, "M": 2}, ("balance by microbatch",)),
+    ("dualpipe", {"P": 2, "M": 4}, ("hot 2 by microbatch", "sizes bounded 1.25\n  products grouped or fallback")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("schedule", "sizes", "lines"),
-    [
-        ("1f1b", {"P": 2, "M": 2}, ("recompute all full", "hot 2")),
-        ("dualpipe", {"P": 2, "M": 4}, ("hot 2 by microbatch", "sizes bounded 1.25\n  products grouped or fallback")),
-        ("dualpipev", {"P": 1, "M": 2}, ("balance by microbatch",)),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "sizes", "lines"), swept(RECORDED, RECORDED[:2]))
 def test_rows_are_those_of_the_routers(schedule: str, sizes: dict[str, int], lines: tuple[str, ...]) -> None:
     """Each token of a rank has two rows. Copies of experts, and steps that run again, change no row."""
     rows = recorded(schedule, sizes)

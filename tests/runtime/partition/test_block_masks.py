@@ -17,6 +17,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.partition.structure import MaskFunction, Template, tensors_in
 from schedc_runtime.pipeline.agree.batch import BatchRefused
+from support.sweeps import swept
 
 TRAINERS = Path(__file__).parents[3] / "build" / "trainers"
 WIDTH, LENGTH, ROWS = 8, 32, 8
@@ -147,18 +148,19 @@ def test_a_mask_in_a_batch_is_refused_by_name() -> None:
                  example={"tokens": tokens, "masks": mask_of(positions)})  # fmt: skip
 
 
+OF_TORCHTITAN = [
+    ("deepseek_v3", "debugmodel", "dualpipev", torch.float32),
+    ("gpt_oss", "debugmodel", "zbv", torch.bfloat16),  # its experts know no other type
+    ("llama3", "debugmodel", "dualpipev", torch.float32),
+    ("qwen3", "debugmodel_moe", "zbv", torch.float32),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not TRAINERS.is_dir(), reason="`make trainers` installs torchtitan")
-@pytest.mark.parametrize(
-    ("name", "flavor", "schedule", "dtype"),
-    [
-        ("llama3", "debugmodel", "dualpipev", torch.float32),
-        ("qwen3", "debugmodel_moe", "zbv", torch.float32),
-        ("deepseek_v3", "debugmodel", "dualpipev", torch.float32),
-        ("gpt_oss", "debugmodel", "zbv", torch.bfloat16),  # its experts know no other type
-    ],
-)  # fmt: skip
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "flavor", "schedule", "dtype"), swept(OF_TORCHTITAN, OF_TORCHTITAN[:2]))
 def test_debug_models_of_torchtitan_train_with_their_own_masks(
     name: str, flavor: str, schedule: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

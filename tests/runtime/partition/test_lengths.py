@@ -19,6 +19,7 @@ from schedc_runtime.errors import BoundaryError
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from support.runtime_cases import gradients, small_gpt, tokens
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +183,8 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept([*WAYS], ["segments", "slices", "two inputs"]))
 def test_steps_have_the_bits_of_a_pipeline_that_knows_one_length(name: str) -> None:
     schedule, make, batches, loss_fn, options, recordings = WAYS[name]
 

@@ -20,6 +20,7 @@ from schedc_runtime.pipeline.build import own_works
 from schedc_runtime.pipeline.state import snapshots
 from schedc_runtime.testing import pool
 from support.runtime_cases import model_for, small_gpt, tokens
+from support.sweeps import swept
 
 SCHEDULES = {"1f1b": 4, "zbh1": 4, "interleaved_1f1b": 2, "dualpipev": 2, "dualpipe": 2}
 """Ranks of each."""
@@ -37,7 +38,19 @@ def gradients(pipe: Pipeline) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in pipe.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("name", "replicas"), [*((name, 1) for name in SCHEDULES), ("zbh1", 2), ("dualpipe", 2)])
+OTHERS = [
+    ("interleaved_1f1b", 1),
+    ("zbh1", 2),
+    ("dualpipe", 1),
+    ("1f1b", 1),
+    ("zbh1", 1),
+    ("dualpipev", 1),
+    ("dualpipe", 2),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "replicas"), swept(OTHERS, OTHERS[:3]))
 def test_a_step_of_another_number_has_the_bits_of_a_pipeline_built_for_it(name: str, replicas: int) -> None:
     pipe = pipeline(name, 12, replicas)
     for step, microbatches in enumerate((8, 12, 4, 8)):

@@ -24,6 +24,7 @@ from support.row_cases import summed
 from support.runtime_cases import model_for, small_gpt, tokens
 from support.segmented_cases import listed, shuffled, small_moe
 from support.shape_cases import EQUAL, ListedBatch, counted_calls, differing, serial, shapes
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 THREE = (6, 9, 7)
@@ -60,11 +61,14 @@ def pipeline(name: str, ranks: int = 2, microbatches: int = 8, **given: Any) -> 
     return Pipeline(model, program, loss_fn=summed, **{"in_process": True, **given})
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages"),
-    [*(("dualpipev", stages) for stages in OF_STAGES), *((name, "whole") for name in ("1f1b", "zbv", "dualpipe")),
-     ("zbh1_overlap", "whole"), ("zbh1_overlap", "cells"), ("1f1b_overlap", "cells")],
-)  # fmt: skip
+OF_LENGTHS = [
+    *(("dualpipev", stages) for stages in OF_STAGES), *((name, "whole") for name in ("1f1b", "zbv", "dualpipe")),
+    ("zbh1_overlap", "whole"), ("zbh1_overlap", "cells"), ("1f1b_overlap", "cells"),
+]  # fmt: skip
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "stages"), swept(OF_LENGTHS, OF_LENGTHS[::2]))
 def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, stages: str) -> None:
     lengths, count = ((6, 9), 16) if schedule == "dualpipe" else (THREE, 8)  # copies of a stage share its code
     program = schedc.compile(schedule, P=2, M=count)

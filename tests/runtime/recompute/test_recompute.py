@@ -44,6 +44,7 @@ from support.recompute_cases import (
 )
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import listed
+from support.sweeps import swept
 
 TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
@@ -99,7 +100,10 @@ TWO_RANKS = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("ranks", "cases"), [(4, FOUR_RANKS), (2, TWO_RANKS)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [(4, swept(FOUR_RANKS, FOUR_RANKS[:1])), (2, swept(TWO_RANKS, TWO_RANKS[1:]))]
+)
 def test_processes(ranks: int, cases: list[Any]) -> None:
     """Experts over two processes, at each level; where the flag says so, with Rs in the program."""
     for wrong in pool(ranks).run("support.recompute_cases:parity", cases=cases, timeout=240):

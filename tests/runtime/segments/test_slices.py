@@ -31,6 +31,7 @@ from support.expert_cases import compiled, model
 from support.offload_cases import Watch, moving
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
 from support.segmented_cases import COSTS, shuffled
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "sizes", "lines", "slices"), CASES)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "sizes", "lines", "slices"), swept(CASES, CASES[:2]))
 def test_models_with_experts_equal_whole_microbatches(
     schedule: str, sizes: dict[str, int], lines: str, slices: tuple[int, int]
 ) -> None:
