@@ -10,6 +10,7 @@ fixes      edits of findings: each must end its finding and begin no other.
 sarif      the findings of `examples/mistakes` as SARIF: its form, and every region inside of its file.
 schemas    outputs of nine commands against their JSON Schemas, and 10,000 outputs with a fault, to be refused.
 site       the site, built as `make docs` does: seconds, warnings, links that lead nowhere, requests to other hosts.
+           Every page in Chromium at 1,400 and 420 px, light and dark: width, contrast, faults.
 playground the page of `make playground` in Chromium. Every schedule of the library must have the facts and the drawing
            of this process. Requests to other hosts; bytes before the first drawing, and seconds until it.
 adapters   the tests of `schedc_runtime.trainers`: training, saving and resuming on real processes.

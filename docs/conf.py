@@ -31,6 +31,7 @@ nitpick_ignore_regex = [("py:.*", ".*")]  # types of torch and numpy: their inve
 
 html_theme = "furo"
 html_title = "schedc"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 PLAYGROUND = DOCS.parent / "build" / "playground"

@@ -10,8 +10,9 @@ from playground.answers import MOST_OPS, command
 
 from schedc.load.library import load, names
 from support.chromium import Browser
-from support.needs import needs
-from support.playground_page import DRAWN, asked, foreign, served, unequal
+from support.needs import PLAYGROUND, needs
+from support.playground_page import DRAWN, asked, foreign, unequal
+from support.served import served
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_the_library_is_compared_with_the_text(room: Path) -> None:
 @needs("chromium", "playground")
 def test_the_page_gives_the_native_bytes_asks_no_other_host_and_works_offline(room: Path) -> None:
     with Browser(room / "profile") as browser:
-        with served() as address:
+        with served(PLAYGROUND) as address:
             browser.visit(address, DRAWN)
             assert unequal(browser) == []
             assert browser.now("document.querySelector('#drawing svg') !== null")

@@ -15,7 +15,9 @@ from schedc.codes import CODES
 from schedc.load.library import names
 from schedc.schemas.document import file_name
 from schedc.schemas.shapes import outputs
+from support.audited_pages import audit, kinds
 from support.built_site import OPTIONS, broken_links, build_site, loading_pages, pages
+from support.chromium import Browser
 from support.commands import facts_of
 from support.needs import needs
 from support.paths import ROOT
@@ -83,3 +85,11 @@ def test_the_search_index_knows_the_words(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     for word in ("deadlock", "bubbl", "recomput", "dualpipev"):  # the index keeps stems
         assert f"{word}:" in index or f'"{word}"' in index
+
+
+@needs("chromium")
+def test_a_page_of_each_kind_fits_narrow_and_wide_windows_and_is_readable_by_day_and_night(
+    site: Path, tmp_path: Path
+) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        assert list(audit(browser, site, kinds(site))) == []

@@ -1,4 +1,4 @@
-"""Builds the site as `make docs` does, and looks for links that lead nowhere and for requests to other hosts."""
+"""Builds the site as `make docs` does, and looks for dead links, requests to other hosts and faults of pages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
 
+from support.audited_pages import audit, every_page
+from support.chromium import Browser
 from support.paths import ROOT
 from support.warm_command import run_python
 
@@ -65,8 +67,10 @@ def site() -> dict[str, Any]:
         texts = pages(built)
         warnings = result.stderr.splitlines()
         broken, loading = list(broken_links(built, texts)), list(loading_pages(built))
+        with Browser(Path(name, "profile")) as browser:
+            faults = list(audit(browser, built, every_page(built)))
     print(result.stdout + result.stderr, file=sys.stderr)
-    wrong = [*warnings, *broken, *loading] + [f"{taken:.0f} s"] * (taken > MOST_SECONDS)
+    wrong = [*warnings, *broken, *loading, *faults] + [f"{taken:.0f} s"] * (taken > MOST_SECONDS)
     return {
         "cases": len(texts),
         "failed": len(wrong),
@@ -74,5 +78,6 @@ def site() -> dict[str, Any]:
         "warnings": len(warnings),
         "broken_links": len(broken),
         "other_hosts": len(loading),
+        "page_faults": len(faults),
         "wrong": wrong[:20],
     }

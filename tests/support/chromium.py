@@ -101,6 +101,8 @@ class Browser:
                 self.urls.append(parameters["request"]["url"])
             case "Runtime.exceptionThrown":
                 self.faults.append(json.dumps(parameters["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if parameters["type"] == "error":
+                self.faults.append(json.dumps(parameters["args"]))
             case "Log.entryAdded" if parameters["entry"]["level"] == "error":
                 self.faults.append(json.dumps(parameters["entry"]))
 

@@ -7,12 +7,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import chdir
 from pathlib import Path
-from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -22,30 +18,12 @@ from schedc.load.library import load, names
 from support.chromium import Browser
 from support.needs import PLAYGROUND
 from support.paths import ROOT
+from support.served import served
 
 DRAWN = "document.body?.dataset.round === '1'"
 MOST_BYTES, MOST_SECONDS = 12e6, 5.0
 _ON_DEMAND = ("formulas.zip", "offline.js")
 """Files that the first drawing does not need."""
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *words: object) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The address of the built page."""
-    server = ThreadingHTTPServer(("localhost", 0), partial(_Quiet, directory=PLAYGROUND))
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://localhost:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def asked(do: str, text: str = "", **more: Any) -> dict[str, Any]:
@@ -85,7 +63,7 @@ def playground() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         chdir(folder),
-        served() as address,
+        served(PLAYGROUND) as address,
         Browser(Path(folder) / "profile") as browser,
     ):
         first, *again = (_seconds(browser, address) for _ in range(3))
