@@ -13,7 +13,7 @@ from support.served import served
 WIDTHS = (1400, 420)
 SCHEMES = ("light", "dark")
 LEAST_CONTRAST = 4.5
-_KINDS = ("index.html", "search.html", "genindex.html", "drawings/frontier.html")
+_KINDS = ("index.html", "search.html", "genindex.html", "drawings/frontier.html", "reference/schedules/index.html")
 """Pages that no other page is like."""
 _AUDIT = Path(__file__).with_name("page_audit.js").read_text(encoding="utf-8")
 _STILL = """(() => {
@@ -29,11 +29,9 @@ _READY = {
 
 
 def kinds(site: Path) -> list[str]:
-    """Pages of each kind: those of `_KINDS`, and the first two of each folder."""
-    chosen: dict[str, list[str]] = {}
-    for path in every_page(site):
-        chosen.setdefault(path.rpartition("/")[0], []).append(path)
-    return [*_KINDS, *(path for folder, paths in chosen.items() if folder for path in paths[:2])]
+    """Pages of each kind: those of `_KINDS`, and the last of each folder."""
+    last = {path.rpartition("/")[0]: path for path in every_page(site)}
+    return [*_KINDS, *(path for folder, path in last.items() if folder)]
 
 
 def every_page(site: Path) -> list[str]:
