@@ -57,6 +57,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from tensor_costs import byte_cases, judge_bytes, judge_step, step_cases
 
 from support.finished_cases import FinishedCases
+from support.loaded_models import load_for_ranks
 from support.segment_cases import MODELS as SEGMENTED
 from support.tensor_cases import FAMILIES, SCHEDULES
 from support.tensor_expert_cases import KINDS, MESHES
@@ -245,6 +246,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.5, help="hidden: exchanges of a forward over its segments")
     parser.add_argument("--record", type=Path, help="file of finished cases, which are not run again")
     options = parser.parse_args()
+    load_for_ranks()
     give(figures(WORDS[options.word], options), options)
 
 

@@ -25,9 +25,10 @@ from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.saved.form import step_folder
 from support import document_cases
+from support.cell_orders import digest, in_each_order
 from support.document_cases import alone, packed
 from support.gradient_errors import error_of
-from support.tensor_cases import ORDERS, SCHEDULES, digest, family, wide_norms
+from support.tensor_cases import SCHEDULES, family, wide_norms
 from support.tensor_expert_cases import expert_family
 from support.tensor_run_cases import wait_for
 
@@ -69,12 +70,12 @@ def sequences(
             loss, gradients = alone(model)
             for schedule in schedules:
                 errors, bits = [], set()
-                for cells in ORDERS.values():
-                    pipe, rows = _pipe(model, schedule, mesh, cells=cells)
+                pipe, rows = _pipe(model, schedule, mesh)
+                for _ in in_each_order(pipe):
                     got = pipe.step(rows.inputs, rows.targets).item()
                     errors += [error_of(pipe, gradients), abs(got - loss) / loss]
                     bits.add(digest(pipe))
-                    pipe.close()
+                pipe.close()
                 case = {"family": name, "schedule": schedule, "mesh": repr(mesh)}
                 cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
     return cases
@@ -108,18 +109,17 @@ def planned(
             model = expert_family(name)
             loss, gradients = alone(model)
             errors, bits = [], set()
-            for cells in ORDERS.values():
-                rows = own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
-                pipe = Pipeline(
-                    deepcopy(model), program, loss_fn=ChunkedLoss("lm_head", chunk=5), cells=cells, timeout=60.0,
-                    example={name: value[:2] for name, value in rows.inputs.items()},
-                )  # fmt: skip
+            rows = own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
+            pipe = Pipeline(
+                deepcopy(model), program, loss_fn=ChunkedLoss("lm_head", chunk=5), timeout=60.0,
+                example={name: value[:2] for name, value in rows.inputs.items()},
+            )  # fmt: skip
+            for _ in in_each_order(pipe):
                 got = pipe.step(rows.inputs, rows.targets).item()
                 errors += [error_of(pipe, gradients), abs(got - loss) / loss]
                 bits.add(digest(pipe))
-                mesh = repr(pipe.mesh)
-                pipe.close()
-            cases.append({"family": name, "error": max(errors), "equal": len(bits) == 1, "mesh": mesh})
+            pipe.close()
+            cases.append({"family": name, "error": max(errors), "equal": len(bits) == 1, "mesh": repr(pipe.mesh)})
     return cases
 
 

@@ -15,7 +15,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.tensor_parallel.varlen import attend_by_documents
 from support.gradient_errors import error_of
 from support.tensor_cases import family, wide_norms
-from support.wide_models import WideModel
+from support.wide_models import WideModel, on_rank_0
 from support.wide_numbers import narrow
 
 LENGTHS = ((3, 5), (8,), (1, 6, 1), (2, 2, 2), (7, 1), (4, 4), (5, 2), (8,))
@@ -32,6 +32,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, documents, next_tokens(tokens, documents, torch.tensor([sum(each) for each in LENGTHS]))
 
 
+@on_rank_0
 def alone(model: nn.Module) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients [...] of one process that sees each document by itself, in long doubles."""
     whole, (tokens, _, targets) = WideModel(model), packed()

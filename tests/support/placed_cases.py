@@ -20,8 +20,9 @@ from torch.distributed.tensor.parallel import (
 import schedc
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
+from support.cell_orders import ORDERS, digest
 from support.gradient_errors import error_of
-from support.tensor_cases import ORDERS, SCHEDULES, TOY_PLAN, batch, digest, family, loss_fn, reference, toy, wide_norms
+from support.tensor_cases import SCHEDULES, TOY_PLAN, batch, family, loss_fn, reference, toy, wide_norms
 
 ROWS = {"input_layouts": Shard(1), "output_layouts": Replicate()}
 

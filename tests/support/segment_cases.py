@@ -22,10 +22,11 @@ from schedc_runtime import ChunkedLoss, Cut, Loss, Mesh, Pipeline
 from schedc_runtime.data.documents import transformers_inputs
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
+from support.cell_orders import digest
 from support.document_cases import alone, packed
 from support.gradient_errors import error_of
 from support.orders import schedule
-from support.tensor_cases import digest, family, wide_norms
+from support.tensor_cases import family, wide_norms
 from support.tensor_expert_cases import KINDS, expert_family
 
 SPLIT = """sched 1

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -15,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.cell import CellCosts, CellProgram, SegmentTimes, StageShape, cell_program
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.trainers import checkpoint
+from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.short_search import search_shortly_on_ranks
-from support.wide_models import WideModel
+from support.wide_models import WideModel, on_rank_0
 from support.wide_numbers import narrow
 
 search_shortly_on_ranks()
@@ -101,6 +99,7 @@ def wide_norms() -> Iterator[None]:
         yield
 
 
+@on_rank_0
 def reference(model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: int) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients [...] of one process with plain autograd in long doubles, microbatch by microbatch."""
     whole = WideModel(model)
@@ -110,35 +109,6 @@ def reference(model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: in
         loss.backward()
         total += narrow(loss).item()
     return total, whole.gradients()
-
-
-def overlapping(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-    """A cell whose exchanges overlap with compute."""
-    return cell_program(kind, forward, backward, TYPICAL_COSTS)
-
-
-def drawn(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-    """A cell in the order of drawn times, which differ by kind, segment and exchange."""
-    draw = Random(kind)
-    names = sorted({node.name for shape in (forward, backward) if shape is not None for node in shape.nodes})
-    each = {name: SegmentTimes(*(draw.uniform(1.0, 20.0) for _ in range(3))) for name in names}
-    lanes = {name: name.endswith((".node", ".rail")) for name in names}
-    times = CellCosts.of(
-        {name: each[name] for name in names if not lanes[name]}, {name: each[name] for name in names if lanes[name]}
-    )
-    return cell_program(kind, forward, backward, times)
-
-
-ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping, "drawn": drawn}
-
-
-def digest(pipe: Pipeline) -> str:
-    """A digest of the bits of all gradients here."""
-    bits = sha256()
-    for name, parameter in pipe.named_parameters():
-        if parameter.grad is not None:
-            bits.update(name.encode() + parameter.grad.contiguous().numpy().tobytes())
-    return bits.hexdigest()[:16]
 
 
 def families(
@@ -160,15 +130,15 @@ def _case(model: nn.Module, schedule: str, tensor: int, loss: float, gradients: 
     program = schedc.compile(schedule, P=2, **SCHEDULES[schedule])
     tokens, labels = batch()
     errors, bits = [], set()
-    for cells in ORDERS.values():
-        pipe = Pipeline(
-            deepcopy(model), program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), cells=cells,
-            example={"input_ids": tokens[:2]}, timeout=60.0,
-        )  # fmt: skip
+    pipe = Pipeline(
+        deepcopy(model), program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), example={"input_ids": tokens[:2]},
+        timeout=60.0,
+    )  # fmt: skip
+    for _ in in_each_order(pipe):
         got = pipe.step({"input_ids": tokens}, labels).item()
         errors.append(max(error_of(pipe, gradients), abs(got - loss) / loss))
         bits.add(digest(pipe))
-        pipe.close()
+    pipe.close()
     return {"error": max(errors), "equal": len(bits) == 1}
 
 

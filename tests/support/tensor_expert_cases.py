@@ -19,9 +19,10 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.trainers import checkpoint
+from support.cell_orders import digest, in_each_order
 from support.gradient_errors import errors_of
-from support.tensor_cases import ORDERS, SCHEDULES, SIZES, batch, digest, loss_fn, wide_norms
-from support.wide_models import WideModel
+from support.tensor_cases import SCHEDULES, SIZES, batch, loss_fn, wide_norms
+from support.wide_models import WideModel, on_rank_0
 from support.wide_numbers import narrow
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -62,6 +63,7 @@ def expert_family(name: str, balance: float = 0.0, **sizes: int) -> nn.Module:
     return model
 
 
+@on_rank_0
 def expert_reference(
     model: nn.Module, tokens: Tensor, labels: Tensor, parts: int
 ) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
@@ -77,10 +79,10 @@ def expert_reference(
     return total, whole.gradients(), whole.biases()
 
 
-def _biases(model: nn.Module) -> dict[str, Tensor]:
-    """[experts] the bias of each router that has one."""
-    layers = moe_layers(model)
-    return {name: layer.router.bias.clone() for name, layer in layers if layer.router.bias is not None}
+def _biases_of(pipe: Pipeline) -> dict[str, Tensor]:
+    """[experts] the bias of each router here that has one."""
+    layers = [layer for stage in pipe.held(pipe.places[0]) for layer in moe_layers(stage.module)]
+    return {name: layer.router.bias for name, layer in layers if layer.router.bias is not None}
 
 
 def experts(
@@ -117,12 +119,13 @@ def _case(model: nn.Module, mesh: Mesh, schedule: str, expected: Any) -> dict[st
     loss, gradients, biases = expected
     norm = torch.stack([grad.norm() for grad in gradients.values()]).norm().item()
     bits, case = set(), dict[str, Any](error=-1.0, biases=0)
-    for cells in ORDERS.values():
-        pipe = Pipeline(
-            deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cells=cells, cut=Cut(inputs=["input_ids"]),
-            plan=Plan(method=Method.FLAT), example={"input_ids": tokens[: 8 // mesh.replicas // 4]}, timeout=60.0,
-        )  # fmt: skip
-        rows, targets = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
+    pipe = Pipeline(
+        deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cut=Cut(inputs=["input_ids"]),
+        plan=Plan(method=Method.FLAT), example={"input_ids": tokens[: 8 // mesh.replicas // 4]}, timeout=60.0,
+    )  # fmt: skip
+    rows, targets = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
+    first = {name: bias.clone() for name, bias in _biases_of(pipe).items()}
+    for _ in in_each_order(pipe):
         got = pipe.step({"input_ids": rows}, targets).item()
         errors = errors_of(pipe, gradients)
         worst = max(errors, key=errors.__getitem__)
@@ -131,11 +134,11 @@ def _case(model: nn.Module, mesh: Mesh, schedule: str, expected: Any) -> dict[st
             case |= {"error": error, "worst": worst}
         bits.add(digest(pipe))
         pipe.update_biases()
-        for stage in pipe.held(pipe.places[0]):
-            for name, bias in _biases(stage.module).items():
-                assert torch.equal(bias, biases[name]), f"the bias of {name}"
-                case["biases"] += 1
-        pipe.close()
+        for name, bias in _biases_of(pipe).items():
+            assert torch.equal(bias, biases[name]), f"the bias of {name}"
+            bias.copy_(first[name])
+            case["biases"] += 1
+    pipe.close()
     return case | {"equal": len(bits) == 1}
 
 

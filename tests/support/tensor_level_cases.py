@@ -17,9 +17,10 @@ from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.stage.stage import Stage
+from support.cell_orders import ORDERS, digest, in_each_order
 from support.gradient_errors import error_of
 from support.paths import ROOT
-from support.tensor_cases import ORDERS, SCHEDULES, batch, digest, family, loss_fn, reference, wide_norms
+from support.tensor_cases import SCHEDULES, batch, family, loss_fn, reference, wide_norms
 from support.tensor_expert_cases import KINDS, expert_family, expert_reference
 
 AHEAD = f"{ROOT}/examples/04_plan/recompute_bubbles.sched:recompute_1f1b"
@@ -66,22 +67,22 @@ def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, ex
     worst = 0.0
     mesh, cut_rows = Mesh(2, experts=2 if experts else 1, tensor=2), (slices,) * program.stages * (slices > 1)
     for number, level in enumerate(levels):
-        for order in dict.fromkeys(("drawn", list(ORDERS)[number % len(ORDERS)])):
-            recompute = (Recompute(Level(level)),) * program.stages
-            plan = Plan(recompute=recompute, slices=cut_rows, **({"method": Method.FLAT} if experts else {}))
-            pipe = Pipeline(
-                deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cells=ORDERS[order],
-                cut=Cut(inputs=["input_ids"]), plan=plan, example={"input_ids": tokens[:2]}, timeout=60.0,
-            )  # fmt: skip
-            for stage in pipe.held(pipe.places[0]):
-                stage.set_recomputation(recompute[0], count=True)
-                stage.prepare_recompute()
+        recompute = (Recompute(Level(level)),) * program.stages
+        plan = Plan(recompute=recompute, slices=cut_rows, **({"method": Method.FLAT} if experts else {}))
+        pipe = Pipeline(
+            deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cut=Cut(inputs=["input_ids"]), plan=plan,
+            example={"input_ids": tokens[:2]}, timeout=60.0,
+        )  # fmt: skip
+        for stage in pipe.held(pipe.places[0]):
+            stage.set_recomputation(recompute[0], count=True)
+            stage.prepare_recompute()
+        for order in in_each_order(pipe, dict.fromkeys(("drawn", list(ORDERS)[number % len(ORDERS)]))):
             with _counting() as counted:
                 pipe.step({"input_ids": tokens}, labels)
             bits[f"{level} {order}"] = digest(pipe)
             bytes_held[level] = counted[min(counted)]
             worst = max(worst, error_of(pipe, expected))
-            pipe.close()
+        pipe.close()
     return {"error": worst, "equal": len(set(bits.values())) == 1, "bits": bits, "held": bytes_held}
 
 

@@ -18,11 +18,10 @@ from schedc_runtime import Checkpoints, Mesh, Pipeline, deferred
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.saved.form import COMMIT, step_folder
+from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.tensor_cases import (
-    ORDERS,
     batch,
-    digest,
     family,
     loss_fn,
     reference,
@@ -129,17 +128,17 @@ def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
         tokens, labels = batch()
         loss, gradients = reference(model, tokens, labels, 4)
         errors, bits, count = [], set(), 0
-        for cells in ORDERS.values():
-            pipe = Pipeline(
-                deepcopy(model), schedc.compile("zbh1", P=stages, M=4), loss_fn=loss_fn, mesh=Mesh(stages, tensor=2),
-                cells=cells, example={"input_ids": tokens[:2]}, compile={"backend": "aot_eager"}, timeout=120.0,
-            )  # fmt: skip
+        pipe = Pipeline(
+            deepcopy(model), schedc.compile("zbh1", P=stages, M=4), loss_fn=loss_fn, mesh=Mesh(stages, tensor=2),
+            example={"input_ids": tokens[:2]}, compile={"backend": "aot_eager"}, timeout=120.0,
+        )  # fmt: skip
+        for _ in in_each_order(pipe):
             got = pipe.step({"input_ids": tokens}, labels).item()
             errors.append(max(error_of(pipe, gradients), abs(got - loss) / loss))
             bits.add(digest(pipe))
             assert pipe._assembly.compiled is not None
             count = sum(unit._compiled_call_impl is not None for unit, _ in pipe._assembly.compiled._before)
-            pipe.close()
+        pipe.close()
     said = [str(each.message) for each in caught if "torch.compile" in str(each.message)]
     return {"error": max(errors), "equal": len(bits) == 1, "compiled": count, "said": said}
 

@@ -16,13 +16,12 @@ from schedc.ir.plan import HeadLoss
 from schedc.plan import Plan
 from schedc_runtime import ChunkedLoss, Loss, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
+from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.tensor_cases import (
-    ORDERS,
     SCHEDULES,
     TOY_PLAN,
     batch,
-    digest,
     family,
     toy,
     wide_norms,
@@ -76,12 +75,12 @@ def _case(
     program = schedc.compile(schedule, P=2, **SCHEDULES.get(schedule, {"M": 4}))
     errors, bits = [], set()
     tokens = batch()[0]
-    for cells in ORDERS.values():
-        pipe = Pipeline(
-            deepcopy(model), program, loss_fn=ChunkedLoss(head), mesh=Mesh(2, tensor=2), cells=cells,
-            tensor_plan=styles, plan=Plan(loss=HeadLoss(form, CHUNK)), example={"input_ids": tokens[:2]}, timeout=60.0,
-        )  # fmt: skip
-        columns = model.get_submodule(head).weight.shape[0]  # type: ignore[union-attr]
+    pipe = Pipeline(
+        deepcopy(model), program, loss_fn=ChunkedLoss(head), mesh=Mesh(2, tensor=2), tensor_plan=styles,
+        plan=Plan(loss=HeadLoss(form, CHUNK)), example={"input_ids": tokens[:2]}, timeout=60.0,
+    )  # fmt: skip
+    columns = model.get_submodule(head).weight.shape[0]  # type: ignore[union-attr]
+    for _ in in_each_order(pipe):
         with Logits([columns // 2, columns]) as made:
             loss = pipe.step({"input_ids": tokens}, labels()).item()
         errors += [error_of(pipe, expected[1]), abs(loss - expected[0]) / expected[0]]
@@ -93,7 +92,7 @@ def _case(
                 logits = result.outputs if isinstance(result.outputs, Tensor) else result.outputs["logits"]
                 own = torch.stack([expected[2].unflatten(0, (4, -1))[m] for m in result.microbatches]).flatten(0, 1)
                 errors.append(((logits - own).abs().max() / own.abs().max()).item())
-        pipe.close()
+    pipe.close()
     return {"error": max(errors), "equal": len(bits) == 1, "logits": [made.rows, made.columns]}
 
 

@@ -5,16 +5,36 @@ Layers of experts that were replaced by ours run as Transformers has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc_runtime.moe.balance import loss_slope, updated_bias
 from schedc_runtime.moe.huggingface import original_names, original_state_dict
 from schedc_runtime.moe.layer import moe_layers
 from support.wide_numbers import narrow, widen
+
+Given, Told = ParamSpec("Given"), TypeVar("Told")
+
+
+def on_rank_0(reference: Callable[Given, Told]) -> Callable[Given, Told]:
+    """A reference that rank 0 computes for all ranks. A collective where there are several."""
+
+    @wraps(reference)
+    def told(*args: Given.args, **kwargs: Given.kwargs) -> Told:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return reference(*args, **kwargs)
+        shared: list[Any] = [reference(*args, **kwargs) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(shared, src=0)
+        given: Told = shared[0]
+        return given
+
+    return told
 
 
 class WideModel:

@@ -1,8 +1,8 @@
 """Runs a model and its backward in long doubles (64 bits of mantissa), so that a reference has no rounding of its own.
 
 A `Wide` tensor says float64 to torch, and has its values in numpy. Autograd records and differentiates as ever. What
-moves numbers runs twice, on the two float64 parts of each number, and is exact. What computes is in `COMPUTED`. Only a
-slice is a view: what is written into it is in the whole.
+moves numbers runs in torch on their bytes. What computes is in `COMPUTED`. Only a slice is a view: what is written into
+it is in the whole.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def _near(value: Any) -> Any:
     return torch.from_numpy(_float64(value.numbers)) if isinstance(value, Wide) else value
 
 
-def _rest(value: Any) -> Any:
-    if isinstance(value, Wide):
-        return torch.from_numpy(_float64(value.numbers - _float64(value.numbers)))
-    return torch.zeros_like(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+def _bits(value: Any) -> Any:
+    return torch.from_numpy(value.numbers.view(SAME_SIZE)) if isinstance(value, Wide) else value
 
 
 def _moved(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a move of numbers, from that of both parts of each number."""
-    parts = [func(*pytree.tree_map(part, args), **pytree.tree_map(part, kwargs)) for part in (_near, _rest)]
-    return pytree.tree_map(
-        lambda near, rest: Wide(near.numpy().astype(np.longdouble) + rest.numpy().astype(np.longdouble)), *parts
-    )
+    """The result of a move of numbers, done to numbers of torch that are as long."""
+    moved = func(*pytree.tree_map(_bits, args), **pytree.tree_map(_bits, kwargs))
+    if isinstance(moved, Tensor):
+        return Wide(moved.numpy().view(np.longdouble).copy())
+    return type(moved)(Wide(each.numpy().view(np.longdouble).copy()) for each in moved)
 
 
+SAME_SIZE = {16: np.complex128, 8: np.float64}[np.dtype(np.longdouble).itemsize]
+"""A number of torch with as many bytes as a long double."""
 MOVED = {
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "select", "unsqueeze", "squeeze", "cat",
     "stack", "split", "diagonal", "split_with_sizes", "index", "index_select", "gather", "repeat", "unbind", "flip",
@@ -146,6 +146,8 @@ def _normal_part(x: Numbers) -> Numbers:
     for odd in range(3, 400, 2):
         term = term * near * near / odd
         total = total + term
+        if np.all(abs(term) <= abs(total) * 2.0**-70):
+            break
     return np.longdouble(1) / 2 + total * np.exp(-near * near / 2) / np.sqrt(2 * PI)
 
 
