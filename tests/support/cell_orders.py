@@ -1,4 +1,4 @@
-"""Orders inside cells, through which one pipeline goes: a model is recorded once for all of them."""
+"""Orders inside cells, and a pipeline in each of them: one recording of the model serves all."""
 
 from __future__ import annotations
 

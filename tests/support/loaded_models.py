@@ -1,4 +1,4 @@
-"""Lets ranks of a pool have Transformers from their start: the server that they are forked from loads it once."""
+"""Lets ranks of a pool have Transformers from their start: a server loads it once, and ranks are forked from it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MODULES = ("transformers.models.auto.modeling_auto", "transformers.models.llama.
 
 
 def load_for_ranks() -> None:
-    """Load it into the server, which must not have started."""
+    """Let the server of all ranks load Transformers. The server must not have started."""
     PRELOADED.extend(module for module in MODULES if module not in PRELOADED)
