@@ -21,6 +21,7 @@ from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, losses_of_outputs
 from support.row_cases import at_the_ends
+from support.sweeps import swept
 
 CASES = [
     ("1f1b(P = 4, M = 6)", "Et|tm|L|L"),
@@ -52,7 +53,8 @@ def model(layout: str) -> MoETransformer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "layout"), CASES)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "layout"), swept(CASES, CASES[::2]))
 def test_emulated_steps_are_the_printed_ones(schedule: str, layout: str) -> None:
     text = f'plan p = {schedule} {{ layout "{layout}"  costs embedding 0.3 mtp 1.2 head 1.8 }}\n'
     costs = Costs(F=1.0, I=1.5, W=0.75, p2p=0.25)

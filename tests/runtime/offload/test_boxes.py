@@ -25,6 +25,7 @@ from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.stage.stage import Stage
 from support.offload_cases import weak_storage
 from support.recompute_cases import TOKENS, WIDTH, moe_stage
+from support.sweeps import swept
 
 
 def stage_of(module: nn.Module, example: Tensor, **options: Any) -> Stage:
@@ -45,7 +46,8 @@ def round_trip(stage: Stage, microbatch: int) -> None:
 
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
-@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL, Level.LAYER])
+@pytest.mark.sweep
+@pytest.mark.parametrize("level", swept([Level.NONE, Level.ACT, Level.FULL, Level.LAYER], [Level.NONE, Level.ACT]))
 def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], Any]) -> None:
     inputs = torch.randn(3, TOKENS, WIDTH)
     results = []

@@ -14,6 +14,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.executor import InstructionError
 from support.needs import needed
+from support.sweeps import swept
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -31,7 +32,8 @@ def same_gradients(pipe: Pipeline, whole: nn.Module) -> None:
             torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-9, atol=1e-13, msg=name)
 
 
-@pytest.mark.parametrize("name", masks.DECODERS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept([*masks.DECODERS], [*masks.DECODERS][::2]))
 def test_attention_is_called_as_outside_of_a_pipeline(name: str) -> None:
     """Families whose attention is a kernel with a causal flag are given no mask without padding."""
     case = masks.case(name, runs=["step"])

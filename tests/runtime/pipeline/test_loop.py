@@ -22,6 +22,7 @@ from schedc_runtime.pipeline.step.losses import CountRefused
 from schedc_runtime.pipeline.step.norms import NonFiniteNorm
 from schedc_runtime.pipeline.step.stage_copies import serial_statistics
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import swept
 
 IGNORED = -100
 
@@ -58,7 +59,8 @@ def check_gradients(pipe: Pipeline, expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe", "dualpipev"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("schedule", swept(["1f1b", "zbv", "dualpipe", "dualpipev"], ["zbv", "dualpipe"]))
 @pytest.mark.parametrize("rows", [11, 3])
 def test_a_step_is_one_mean_over_tokens_whatever_the_rows(schedule: str, rows: int) -> None:
     """11 rows: microbatches of 3, 3, 3, 2. 3 rows: the last microbatch has none of its own."""

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from schedc_runtime.testing import RankError, pool
+from support.sweeps import swept
 
 
 @pytest.mark.processes
@@ -42,7 +43,8 @@ def test_a_device_that_the_group_cannot_send_from_is_refused() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", swept([2, 4], [2]))
 def test_sizes_may_change_between_steps(ranks: int) -> None:
     assert pool(ranks).run("runtime.ranks.fault_cases:changing_sizes") == [[]] * ranks
 

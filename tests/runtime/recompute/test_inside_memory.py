@@ -18,6 +18,7 @@ from schedc_runtime.stage.stage import Stage
 from support.live_bytes import LiveBytes
 from support.plan_cases import written
 from support.recompute_cases import Block, block_stage
+from support.sweeps import swept
 
 TOKENS, LAYERS = 96, 2
 SIZES = [(64, 48, 8, 2, 1), (16, 96, 8, 3, 0), (128, 16, 8, 4, 2)]
@@ -49,7 +50,8 @@ def predicted(folder: Path, lines: str) -> float:
     return float(held.inside[1])
 
 
-@pytest.mark.parametrize("level", Level)
+@pytest.mark.sweep
+@pytest.mark.parametrize("level", swept([*Level], [*Level][::2]))
 @pytest.mark.parametrize(("hidden", "width", "experts", "top", "shared"), SIZES)
 def test_layers_with_experts_hold_no_more_than_predicted(
     tmp_path: Path, level: Level, hidden: int, width: int, experts: int, top: int, shared: int

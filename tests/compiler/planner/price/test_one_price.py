@@ -25,6 +25,7 @@ from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem, Stack
 from schedc.planner.times.skew import LOADS
 from support.short_search import short_search
+from support.sweeps import swept
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 
@@ -158,7 +159,10 @@ EXPLAINED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices", "batch", "space", "plan"), EXPLAINED, ids=lambda value: str(value)[:12])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "devices", "batch", "space", "plan"), swept(EXPLAINED, EXPLAINED[-1:]), ids=lambda value: str(value)[:12]
+)
 @short_search()
 def test_the_command_explains_the_price(name: str, devices: int, batch: str, space: str, plan: str) -> None:
     """`schedc plan ... --explain` says step, memory and bars of `price_plan`, and so does the plan that it lists."""

@@ -20,6 +20,7 @@ from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from support.short_search import short_search
+from support.sweeps import swept
 
 
 def searched(model: str, devices: int, conditions: tuple[str, ...], layers: int = 0, **options: object) -> SearchResult:
@@ -59,17 +60,18 @@ def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, co
     )
 
 
+FRONTS = [
+    ("llama-3.1-8b", ("pp in 2, 4", "tp == 1", "microbatch == 1", "cp == 1", "vpp == 1")),
+    (
+        "qwen3-30b-a3b",
+        ("pp == 2", "tp == 1", "cp == 1", "ep == 8", "overlap", "vpp == 2", "microbatch == 1", "alltoall == flat"),
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "conditions"),
-    [
-        ("llama-3.1-8b", ("pp in 2, 4", "tp == 1", "microbatch == 1", "cp == 1", "vpp == 1")),
-        (
-            "qwen3-30b-a3b",
-            ("pp == 2", "tp == 1", "cp == 1", "ep == 8", "overlap", "vpp == 2", "microbatch == 1", "alltoall == flat"),
-        ),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("model", "conditions"), swept(FRONTS, FRONTS[:1]))
 @short_search()
 def test_a_front_is_that_of_all_plans(model: str, conditions: tuple[str, ...]) -> None:
     front, every = (
