@@ -56,7 +56,7 @@ def _faults(browser: Browser, width: int, scheme: str) -> Iterator[str]:
     """What is wrong with the open page in one form."""
     browser.resize(width, 1000)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    seen = browser.value(f"({_AUDIT})({json.dumps(LEAST_CONTRAST)})")
+    seen = browser.now(f"({_AUDIT})({json.dumps(LEAST_CONTRAST)})")
     if seen["wide"] > 0:
         yield f"{seen['wide']} px too wide: {', '.join(seen['widest'])}"
     for text in seen["low"]:
