@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,plan,fast,pictures,docs,dev]'
 	touch $(READY)
 
-browser:  ## for tests/compiler/draw/test_html_*.py, which are skipped without it: Chromium from apt, where it is missing and this is root
+browser:  ## for tests/compiler/drawing/test_html_*.py, which are skipped without it: Chromium from apt, where it is missing and this is root
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 
@@ -30,7 +30,7 @@ build/trainers/.ready: constraints.txt | setup
 	  torchtitan nemo-automodel megatron-core tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
-pictures:  ## for tests/compiler/draw/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
+pictures:  ## for tests/compiler/drawing/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
 	@{ command -v dot && $(BIN)/python -c 'import cairosvg'; } >/dev/null 2>&1 \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2 graphviz; }
 

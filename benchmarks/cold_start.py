@@ -28,7 +28,7 @@ from figures import give, parser_of
 MODULES = (
     "schedc.cli",
     "schedc.compiler",
-    "schedc.draw.svg",
+    "schedc.drawing.svg",
     "schedc.interchange.torch_csv",
     "schedc.ir.json",
     "schedc.ir.text",

@@ -9,6 +9,7 @@ from schedc.ir import plan_text
 if TYPE_CHECKING:
     from schedc.compiler import Analysis, analyse, compile
     from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
+    from schedc.drawn import DrawnSchedule, draw
     from schedc.ir.program import Program
     from schedc.load.library import library
     from schedc.step.costs.costs import Costs
@@ -21,9 +22,11 @@ __all__ = [
     "Costs",
     "Diagnostic",
     "DiagnosticError",
+    "DrawnSchedule",
     "Program",
     "analyse",
     "compile",
+    "draw",
     "library",
 ]
 
@@ -35,6 +38,8 @@ _HOME = {
     "CompilerBug": "schedc.diagnostics",
     "Diagnostic": "schedc.diagnostics",
     "DiagnosticError": "schedc.diagnostics",
+    "DrawnSchedule": "schedc.drawn",
+    "draw": "schedc.drawn",
     "Program": "schedc.ir.program",
     "library": "schedc.load.library",
 }

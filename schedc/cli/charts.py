@@ -10,8 +10,8 @@ import click
 from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
-    from schedc.draw.cell_chart import CellChart
-    from schedc.draw.chart import Chart
+    from schedc.drawing.cell_chart import CellChart
+    from schedc.drawing.chart import Chart
     from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
 
@@ -20,14 +20,14 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
     """The charts in a format; columns (characters) and colours concern the terminal only, width (px) pictures."""
     left_out = "; ".join(chart.note for chart in charts if chart.note)
     if form == HTML:
-        from schedc.draw.html_page import draw_html
+        from schedc.drawing.html_page import draw_html
 
         return Drawing(draw_html(charts), left_out)
     if form == TERM:
-        from schedc.draw.terminal import draw_terminal
+        from schedc.drawing.terminal import draw_terminal
 
         return Drawing(draw_terminal(charts, columns, colours=colours), left_out)
-    from schedc.draw.svg import picture
+    from schedc.drawing.svg import picture
 
     (chart,) = charts  # a picture shows one schedule
     text, note = picture(chart.schedule, chart.timeline, chart.memory, chart.works, copies=chart.copies, width=width)
@@ -37,10 +37,10 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
 def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
     """The inside of a cell as a picture or for the terminal; the other parameters are those of `drawing`."""
     if form == TERM:
-        from schedc.draw.cell_term import draw_cell_terminal as draw_text
+        from schedc.drawing.cell_term import draw_cell_terminal as draw_text
 
         return Drawing(draw_text(chart, columns, colours=colours))
-    from schedc.draw.cell_svg import draw_cell_svg
+    from schedc.drawing.cell_svg import draw_cell_svg
 
     return Drawing(in_form(draw_cell_svg(chart, width), form))
 
@@ -49,7 +49,7 @@ def cell_at(
     name: Given, sizes: Mapping[str, int], costs: Costs, kind: str, stages: tuple[int, int] | None
 ) -> CellChart:
     """The inside of a cell of this kind; raises `click.UsageError` if the schedule has none on these stages."""
-    from schedc.draw.cell_chart import CellChart
+    from schedc.drawing.cell_chart import CellChart
     from schedc.report.charts import cell_pricing_at
 
     schedule, pricing = cell_pricing_at(name, sizes, costs)

@@ -110,7 +110,7 @@ def compile_command(
 
 def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], folder: Path) -> list[str]:
     """Writes program, drawing and CSV into a folder, without files of an earlier program; returns their paths."""
-    from schedc.draw.svg import draw_svg
+    from schedc.drawing.svg import draw_svg
     from schedc.interchange.refusals import foreign_op
     from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.save import FORMS, forms_of

@@ -93,7 +93,7 @@ def diagnose_command(
     facts = to_json(replay, diagnosis, answers)
     click.echo(json.dumps(facts) if as_json else clean("\n".join(to_text(replay, diagnosis, answers))))
     if page is not None:
-        from schedc.draw.html_diagnosis import draw_diagnosis
+        from schedc.drawing.html_diagnosis import draw_diagnosis
 
         write(draw_diagnosis(facts, "" if diagnosis.trusted else MISSED), page)
     if not diagnosis.trusted:

@@ -60,7 +60,7 @@ def write_graph(graph: Digraph, form: str, output: Path | None, width: int | Non
 
     asked: whether --format or -o asked for a picture. Then a missing `dot` is wrong usage.
     """
-    from schedc.draw.graph import drawn, has_dot
+    from schedc.drawing.graph import drawn, has_dot
 
     if form == DOT:
         write(graph.source, output)

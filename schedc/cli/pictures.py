@@ -29,7 +29,7 @@ SUFFIXES: Mapping[str, str] = {
 """The format by the suffix of a file."""
 
 NARROWEST, WIDEST = 400, 20_000
-"""px, the least and the greatest that --width takes. `schedc.draw.layout.NARROWEST` is the same, as a test checks."""
+"""px, the least and the greatest that --width takes. A test compares `schedc.drawing.layout.NARROWEST`."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,7 +118,7 @@ def in_form(svg: str, form: str) -> str | bytes:
     """An SVG, converted to a format of `PICTURES`."""
     if form == SVG:
         return svg
-    from schedc.draw.raster import converted
+    from schedc.drawing.raster import converted
 
     return converted(svg, form)
 

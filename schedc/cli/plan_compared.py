@@ -25,7 +25,7 @@ def print_comparison(paths: tuple[Path, Path], output: Path | None, force: bool,
     if output is None:
         click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
         return
-    from schedc.draw.html_plans import draw_plans
+    from schedc.drawing.html_plans import draw_plans
     from schedc.report.plan_pictures import comparison_page
     from schedc.report.plan_timelines import timeline_svg
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from schedc.draw.ansi import CUBE, PLAIN, TRUE
+from schedc.drawing.ansi import CUBE, PLAIN, TRUE
 
 if TYPE_CHECKING:
     from schedc.diagnostics import Paint
@@ -97,7 +97,7 @@ def painter(colours: bool) -> Paint:
 
 
 def colours_of(output: Path | None) -> int:
-    """The number of colours of a drawing (`schedc.draw.ansi`); see `coloured`.
+    """The number of colours of a drawing (`schedc.drawing.ansi`); see `coloured`.
 
     A file has none, and neither has a stream whose encoding lacks block elements.
     """

@@ -37,7 +37,7 @@ from schedc.cli.recorded import record_argument
 from schedc.cli.traced import charts_of_trace
 
 if TYPE_CHECKING:
-    from schedc.draw.chart import Chart
+    from schedc.drawing.chart import Chart
     from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
 

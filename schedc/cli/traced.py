@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from schedc.draw.chart import Chart
+    from schedc.drawing.chart import Chart
     from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
 

@@ -81,7 +81,7 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | 
     """Draws the file and prints the claims that fail, or prints the findings that prevent a drawing."""
     from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
-    from schedc.draw.chart import Chart
+    from schedc.drawing.chart import Chart
 
     if sys.stdout.isatty():
         click.echo(_CLEAR, nl=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.diagnostics import DiagnosticError
-from schedc.draw.html_page import draw_html
+from schedc.drawing.html_page import draw_html
 from schedc.load.library import Text
 from schedc.report.charts import chart_at
 from schedc.source import Source

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 from graphviz import Digraph
 
-from schedc.draw.graph import CRITICAL, ORDER, VALUE, graph_text, lines, new_graph, refuse_large
-from schedc.draw.markup import quantity
-from schedc.draw.palette import FILLS, LIGHT
+from schedc.drawing.graph import CRITICAL, ORDER, VALUE, graph_text, lines, new_graph, refuse_large
+from schedc.drawing.markup import quantity
+from schedc.drawing.palette import FILLS, LIGHT
 from schedc.ir.arrays import Int32
 from schedc.ir.schedule import Schedule
 from schedc.step.bubbles import critical_path

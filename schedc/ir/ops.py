@@ -44,7 +44,7 @@ class OpFacts:
     takes_as_long_as: str = ""
     """Kinds whose times add up to the time of this kind where no cost gives it; empty: one unit of time."""
     colour: str = ""
-    """Its hue in drawings, a name of `schedc.draw.palette.HUES`."""
+    """Its hue in drawings, a name of `schedc.drawing.palette.HUES`."""
     exported: bool = True
     """Whether other trainers have such an op. Exporters refuse a schedule with kinds that they lack."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schedc.compiler import price
 from schedc.diagnostics import CompilerBug
-from schedc.draw.chart import Chart
+from schedc.drawing.chart import Chart
 from schedc.inputs import open_input
 from schedc.interchange.run_trace import MeasuredRun, measured_run
 from schedc.ir.schedule import Schedule
@@ -27,7 +27,7 @@ def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int 
 
     replicas: as for `schedc.compiler.price`.
     """
-    return _chart_of(Step(open_input(name), sizes, costs, replicas))
+    return chart_of(Step(open_input(name), sizes, costs, replicas))
 
 
 def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
@@ -39,13 +39,14 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
     trees = [open_input(name) for name in names]
     parameters = [{parameter.name for parameter in tree.parameters} for tree in trees]
     own = {size: value for size, value in sizes.items() if size in parameters[0] or size not in parameters[1]}
-    first = _chart_of(Step(trees[0], own, costs[0]))
+    first = chart_of(Step(trees[0], own, costs[0]))
     shared = {**sizes, **first.schedule.sizes}
     common = {parameter.name: shared[parameter.name] for parameter in trees[1].parameters if parameter.name in shared}
-    return first, _chart_of(Step(trees[1], common, costs[1]))
+    return first, chart_of(Step(trees[1], common, costs[1]))
 
 
-def _chart_of(step: Step) -> Chart:
+def chart_of(step: Step) -> Chart:
+    """The chart of a step, which may be measured already or not."""
     step = lower(step, "timeline", "memory")
     if (copies := travelling_copies(step)) is not None:
         return Chart.inside(step.schedule, step.memory, step.costs, copies)
@@ -66,7 +67,7 @@ def run_charts(
     own = {parameter.name: run.sizes[parameter.name] for parameter in tree.parameters if parameter.name in run.sizes}
     step = price(tree, {**own, **sizes}, costs)
     timeline = measured_run(run, step.dependencies)
-    predicted = _chart_of(step.under(load_costs(cost_file)) if cost_file else step)
+    predicted = chart_of(step.under(load_costs(cost_file)) if cost_file else step)
     return Chart.of_run(step.schedule, timeline, predicted.memory), predicted
 
 

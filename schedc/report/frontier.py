@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from schedc.draw.html_frontier import FrontierPage, draw_frontier
+from schedc.drawing.html_frontier import FrontierPage, draw_frontier
 from schedc.frontier.found import SearchedCell
 from schedc.frontier.points import LINES, FloorLine, FrontierPoint
 from schedc.inputs import open_input

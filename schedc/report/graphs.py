@@ -10,7 +10,7 @@ from graphviz import Digraph
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.compiler import price
-from schedc.draw.stage_graph import draw_stage_graph
+from schedc.drawing.stage_graph import draw_stage_graph
 from schedc.inputs import open_input
 from schedc.interchange.dot import schedule_graph
 from schedc.ir.schedule import Schedule

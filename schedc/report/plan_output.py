@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from schedc.cell.recorded_rows import write_recording
-from schedc.draw.html_plans import draw_plans
-from schedc.draw.pareto import draw_pareto
+from schedc.drawing.html_plans import draw_plans
+from schedc.drawing.pareto import draw_pareto
 from schedc.planner.price.copies import RECORD
 from schedc.planner.price.priced import PricedPlan
 from schedc.report.job_files import JOB_SUFFIXES

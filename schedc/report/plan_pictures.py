@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schedc.draw.html_plans import PageColumn, PlansPage
-from schedc.draw.pareto import ParetoPlot, PlanPoint
+from schedc.drawing.html_plans import PageColumn, PlansPage
+from schedc.drawing.pareto import ParetoPlot, PlanPoint
 from schedc.report.certificate import certificate_text
 from schedc.report.figures import seconds_text
 from schedc.report.plans import (

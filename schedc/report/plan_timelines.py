@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schedc.draw.svg import picture
+from schedc.drawing.svg import picture
 from schedc.inputs import open_input
 from schedc.plan.passes import Step, lower
 from schedc.plan.travelling import travelling_copies

@@ -14,9 +14,9 @@ from schedc.claims.size_range import sizes_in
 from schedc.codes import CODES
 from schedc.compiler import analyse, price
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
-from schedc.draw.chart import Chart
-from schedc.draw.html_page import draw_html
-from schedc.draw.svg import draw_svg
+from schedc.drawing.chart import Chart
+from schedc.drawing.html_page import draw_html
+from schedc.drawing.svg import draw_svg
 from schedc.editor.findings import findings
 from schedc.editor.hover import hover_code
 from schedc.elaborate import elaborate

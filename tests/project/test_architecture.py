@@ -28,7 +28,7 @@ RUNTIME_MAY_USE = (
     "schedc.cell",
     "schedc.model",
     "schedc.plan",
-    "schedc.draw.graph",
+    "schedc.drawing.graph",
 )
 
 

@@ -20,8 +20,8 @@ from schedc.cell.verify import verify_cell as verify_cell
 from schedc.claims.check import check_claims
 from schedc.cli import main
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.draw import palette
-from schedc.draw.svg import draw_svg
+from schedc.drawing import palette
+from schedc.drawing.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.elaborate.names import check
 from schedc.exact.times import BUBBLE

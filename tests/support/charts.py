@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.draw.chart import Chart
+from schedc.drawing.chart import Chart
 from schedc.elaborate import elaborate
 from schedc.load.library import open_schedule
 from schedc.step.costs.costs import Costs

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from schedc.draw.chart import Chart
-from schedc.draw.html_page import draw_html
+from schedc.drawing.chart import Chart
+from schedc.drawing.html_page import draw_html
 from schedc.step.costs.costs import Costs
 from support.chromium import Browser
 from support.random_schedules import random_schedule

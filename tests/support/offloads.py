@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.compiler import analyse
-from schedc.draw.chart import Chart
+from schedc.drawing.chart import Chart
 from schedc.load.library import Text
 from schedc.plan.passes import Step
 from schedc.source import Source

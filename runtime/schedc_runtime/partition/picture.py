@@ -10,7 +10,7 @@ from graphviz import Digraph
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from schedc.draw.graph import lines, new_graph
+from schedc.drawing.graph import lines, new_graph
 from schedc.ir.placement import Placement
 from schedc.units import shown
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec

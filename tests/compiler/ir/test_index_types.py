@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedc.draw.svg import draw_svg
+from schedc.drawing.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.interchange.refusals import foreign_op
 from schedc.interchange.torch_csv import to_torch_csv

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from schedc.draw.palette import HUES
+from schedc.drawing.palette import HUES
 from schedc.ir.op_tables import BACKWARD, PAIR_NUMBERS, PAIRS, TURN, WEIGHT, kinds_where
 from schedc.ir.ops import FACTS, LETTERS, PAIR_NAMES, OpKind, kinds_of_pair, pair_number
 from schedc.ir.program import InstructionKind
