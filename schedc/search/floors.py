@@ -163,7 +163,7 @@ def _rank_floor(items: _Items, rank: int, gain: int, share: int) -> RankFloor:
         backward=first,
         filled=filled,
         rest=int(windows.tail[forward].min()),
-        left=most_work(*_steps(held, left), capacity, sizes=held.ravel()),
+        left=most_work(*steps_left(held, left), capacity, sizes=held.ravel()),
         apart=not alone.all() or (capacity is not None and int(held[0].sum()) > capacity),
         capacity=capacity,
         pairs=pairs,
@@ -172,7 +172,7 @@ def _rank_floor(items: _Items, rank: int, gain: int, share: int) -> RankFloor:
     )
 
 
-def _steps(held: Int64, left: Int64) -> tuple[Int64, Int64]:
+def steps_left(held: Int64, left: Int64) -> tuple[Int64, Int64]:
     """[steps] memory and work of the steps that fill a rank with items, each step a part of an item.
 
     held, left: [2, items] memory and work of an item before its backward, and what is left of both after it. An item
@@ -202,6 +202,8 @@ def most_work(memory: Int64, work: Int64, capacity: int | None, sizes: Int64 | N
     order = np.argsort(-work / np.maximum(memory, 0.5), kind="stable")
     last = order[np.searchsorted(np.cumsum(memory[order]), room, side="right")]
     per, price = int(memory[last]), int(work[last])
+    if max(int(work.max()) * per, price * int(memory.max())) * work.size < 1 << 62:
+        return (price * room + int(np.maximum(work * per - price * memory, 0).sum())) // per
     beyond = (max(0, value * per - price * size) for size, value in zip(memory.tolist(), work.tolist(), strict=True))
     bound: int = (price * room + sum(beyond)) // per
     return bound

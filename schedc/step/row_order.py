@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +55,18 @@ class MicrobatchPricer:
     @classmethod
     def rounded(cls, parts: CellParts, latency: float, segments: int = 1) -> MicrobatchPricer:
         """The pricer of cells with these times, of any unit, in whole numbers of at most 20 bits."""
-        bits = min(_OF_TIME, _EXACT - _OF_COST - (3 * len(parts.dependencies)).bit_length())
-        largest = max(float(parts.whole.max(initial=0.0)), float(parts.ops.max(initial=0.0)), latency)
-        scale = (1 << max(bits, 1)) / largest if largest else 0.0
+        return cls._at(_scale(parts, latency), parts, latency, segments)
+
+    @classmethod
+    def alike(cls, steps: Sequence[Dependencies], costs: Costs) -> tuple[float, list[MicrobatchPricer]]:
+        """Pricers of several schedules in one unit, and its number in a unit of ``costs``."""
+        parts = [CellParts.of(step, costs.resolved(step.schedule.stages)) for step in steps]
+        latency = costs.resolved(steps[0].schedule.stages).p2p
+        scale = min(_scale(each, latency) for each in parts)
+        return scale, [cls._at(scale, each, latency) for each in parts]
+
+    @classmethod
+    def _at(cls, scale: float, parts: CellParts, latency: float, segments: int = 1) -> MicrobatchPricer:
         whole, ops = np.rint(parts.whole * scale), np.rint(parts.ops * scale)
         return cls(CellParts(parts.dependencies, whole, ops), round(latency * scale), segments)
 
@@ -105,24 +116,38 @@ def order_microbatches(durations: Int64, pricer: MicrobatchPricer, tries: int = 
     durations: [M] costs of microbatches, or [stages, M] by stage: whole numbers of any unit, from 0.
     pricer: of the step. tries: orders to price.
     """
-    costs = _fewer_bits(np.atleast_2d(durations))
+    return search_order(few_bits(durations), pricer, tries).order
+
+
+class PricedOrder(NamedTuple):
+    """An order of microbatches, [M]: place i holds microbatch order[i]. makespan: as of `MicrobatchPricer`."""
+
+    order: Int64
+    makespan: int
+
+
+def search_order(
+    durations: Int64, pricer: MicrobatchPricer, tries: int, at_once: int = _AT_ONCE, start: Int64 | None = None
+) -> PricedOrder:
+    """As `order_microbatches`, for costs of at most 16 bits. at_once: orders side by side. start: [M] the first."""
+    costs = np.atleast_2d(durations)
     if costs.shape[1] != pricer.microbatches:
         raise CompilerBug("row order", f"costs of {costs.shape[1]} microbatches, the step has {pricer.microbatches}")
-    order = _ends_first(costs.sum(axis=0), pricer.turns)
-    least = int(pricer.makespans(costs[None, :, order])[0])
+    order = _ends_first(costs.sum(axis=0), pricer.turns) if start is None else start
     source = np.random.PCG64(_SEED)  # the stream of its raw numbers is the same in all versions and on all machines
-    M = order.size
-    for _ in range(tries // _AT_ONCE if M > 1 else 0):
-        raw = source.random_raw(2 * _AT_ONCE).reshape(2, _AT_ONCE)
+    M, least, row = order.size, -1, np.arange(at_once)
+    for _ in range(tries // at_once if M > 1 else 0):
+        raw = source.random_raw(2 * at_once).reshape(2, at_once)
         one = raw[0] % np.uint64(M)
         other = (one + raw[1] % np.uint64(M - 1) + np.uint64(1)) % np.uint64(M)
-        tried, row = np.tile(order, (_AT_ONCE, 1)), np.arange(_AT_ONCE)
+        tried = np.tile(order, (at_once + (least < 0), 1))
         tried[row, one], tried[row, other] = order[other], order[one]
         makespans = pricer.makespans(costs[:, tried].swapaxes(0, 1))
-        best = int(makespans.argmin())
+        least = int(makespans[-1]) if least < 0 else least
+        best = int(makespans[:at_once].argmin())
         if makespans[best] <= least:  # an equal one goes on too: several ranks may bound the step
             order, least = tried[best], int(makespans[best])
-    return order
+    return PricedOrder(order, least if least >= 0 else int(pricer.makespans(costs[None, :, order])[0]))
 
 
 def whole_costs(costs: Floats) -> Int64:
@@ -133,7 +158,14 @@ def whole_costs(costs: Floats) -> Int64:
     return np.asarray(np.rint(costs * (((1 << _OF_COST) - 1) / costs.max())), np.int64)
 
 
-def _fewer_bits(costs: Int64) -> Int64:
+def _scale(parts: CellParts, latency: float) -> float:
+    """Ticks in a unit of time, so that no sum of a step is rounded."""
+    bits = min(_OF_TIME, _EXACT - _OF_COST - (3 * len(parts.dependencies)).bit_length())
+    largest = max(float(parts.whole.max(initial=0.0)), float(parts.ops.max(initial=0.0)), latency)
+    return (1 << max(bits, 1)) / largest if largest else 0.0
+
+
+def few_bits(costs: Int64) -> Int64:
     """The costs without the low bits that those of more than 16 bits have; at least 1 remains of any cost."""
     excess = max(0, int(costs.max(initial=0)).bit_length() - _OF_COST)
     return np.where(costs > 0, np.maximum(costs.astype(np.int64) >> excess, 1), 0)
