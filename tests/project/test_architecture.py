@@ -29,6 +29,7 @@ RUNTIME_MAY_USE = (
     "schedc.model",
     "schedc.plan",
     "schedc.drawing.graph",
+    "schedc.search.unequal_floors",
 )
 
 

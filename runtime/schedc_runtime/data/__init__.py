@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from schedc_runtime.data.choices import ProgramChoices, StepChoice
 from schedc_runtime.data.dealt import Deal, deal, pricer_of
 from schedc_runtime.data.dealt import order_rows as order
 from schedc_runtime.data.documents import (
@@ -22,8 +23,10 @@ __all__ = [
     "Deal",
     "DealtStep",
     "Lengths",
+    "ProgramChoices",
     "RowCosts",
     "RowLoader",
+    "StepChoice",
     "Windows",
     "cumulative_lengths",
     "deal",

@@ -14,6 +14,7 @@ from torch import Tensor
 from schedc.ir.arrays import Int64
 from schedc.ir.program import Program
 from schedc.step.costs.costs import Costs
+from schedc_runtime.data.choices import NEXT, ProgramChoices, StepChoice
 from schedc_runtime.data.dealt import Deal, deal, order_rows, pricer_of
 from schedc_runtime.data.documents import next_tokens, packed_inputs
 from schedc_runtime.data.lengths import Lengths
@@ -36,6 +37,7 @@ class DealtStep:
     """The rows of one step. place: where it stands. rows: all of them. following: the place behind it.
 
     orders: [replicas, microbatches] places of microbatches, by replica. deal: which replica has which rows.
+    choice: which program runs the step; None where the pipeline has one.
     """
 
     place: DataPlace
@@ -43,6 +45,7 @@ class DealtStep:
     rows: tuple[PackedRow, ...]
     deal: Deal
     orders: Int64
+    choice: StepChoice | None = None
 
     def of(self, replica: int) -> list[PackedRow]:
         """The rows of a replica, microbatch by microbatch as the pipeline takes them."""
@@ -73,6 +76,9 @@ class RowLoader:
     one replica behind the other, as a pipeline with ``in_process`` takes them. costs: of ops, by which microbatches are
     ordered. ordered: False leaves microbatches in the order of the deal. inputs: makes a model's inputs of tokens
     int64 and documents int32, [rows, tokens] each: by default `packed_inputs`, ``tokens`` and ``documents`` by name.
+
+    others: further programs, as the pipeline has them. Each step then has a `choice` for `Pipeline.step`.
+    tries: orders that are priced of the chosen program.
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class RowLoader:
         costs: Costs | None = None,
         ordered: bool = True,
         inputs: Callable[[Tensor, Tensor], Any] = packed_inputs,
+        others: Sequence[Program] = (),
+        tries: int = NEXT,
     ) -> None:
         mesh = mesh or Mesh(program.ranks)
         parts = mesh.replicas * program.microbatches
@@ -100,13 +108,22 @@ class RowLoader:
         self._documents, self._lengths, self._windows, self._inputs = documents, lengths, windows, inputs
         self._mesh, self._microbatches, self._rows = mesh, program.microbatches, windows.rows // parts
         self._replicas = range(mesh.replicas) if replica is None else range(replica, replica + 1)
-        self._pricer = pricer_of(program, costs) if ordered else None
+        if others and not ordered:
+            raise RuntimeFault("ordered=False, and `others` to choose from", "leave one of the two out")
+        self._choices = ProgramChoices.of([program, *others], costs or Costs()) if others else None
+        self._pricer = pricer_of(program, costs) if ordered and not others else None
+        self._tries = tries
         self._place = DataPlace(0, 0, 0)
         self._window: tuple[DataPlace, Window] | None = None
         self._thread = ThreadPoolExecutor(1, "rows of the next step")
         self._next: Future[tuple[DealtStep, Batch]] | None = None
         self.last: DealtStep | None = None
         """The rows of the batch that was given last."""
+
+    @property
+    def choice(self) -> StepChoice | None:
+        """What runs the batch that was given last: ``pipe.step(*next(loader), choice=loader.choice)``."""
+        return None if self.last is None else self.last.choice
 
     def __iter__(self) -> RowLoader:
         return self
@@ -166,18 +183,29 @@ class RowLoader:
         numbers = window.cut[place.step]
         mesh = self._mesh
         dealt = deal(window.costs[numbers], self._microbatches, mesh.replicas, mesh.sharing_replicas, self._rows)
+        orders, choice = self._ordered(dealt)
+        following = place._replace(step=place.step + 1)
+        if following.step == self._windows.steps:
+            following = DataPlace(place.epoch, place.document + window.documents, 0)
+        return DealtStep(place, following, tuple(window.rows[number] for number in numbers), dealt, orders, choice)
+
+    def _ordered(self, dealt: Deal) -> tuple[Int64, StepChoice | None]:
+        """[replicas, microbatches] the orders of the replicas here, and which program runs them."""
+        share = self._mesh.sharing_replicas
         orders = np.tile(np.arange(self._microbatches, dtype=np.int64), (self._mesh.replicas, 1))
+        if self._choices is not None:
+            groups = np.stack([dealt.group_costs(first) for first in range(0, self._mesh.replicas, share)])
+            choice = self._choices.choose(groups, [replica // share for replica in self._replicas], self._tries)
+            orders[self._replicas.start : self._replicas.stop] = choice.orders
+            return orders, choice
         found: dict[int, Int64] = {}
         for replica in self._replicas if self._pricer is not None else ():
-            group = replica // self._mesh.sharing_replicas
+            group = replica // share
             if group not in found:
                 assert self._pricer is not None
                 found[group] = order_rows(dealt.group_costs(replica), self._pricer)
             orders[replica] = found[group]
-        following = place._replace(step=place.step + 1)
-        if following.step == self._windows.steps:
-            following = DataPlace(place.epoch, place.document + window.documents, 0)
-        return DealtStep(place, following, tuple(window.rows[number] for number in numbers), dealt, orders)
+        return orders, None
 
     def _new_epoch(self, place: DataPlace) -> DataPlace:
         if not place.document:

@@ -28,7 +28,7 @@ from schedc_runtime.pipeline.optimizer_calls import OptimizerCalls
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
-from schedc_runtime.pipeline.step.call import Auditor, CheckFinite, PipelineCall
+from schedc_runtime.pipeline.step.call import Auditor, CheckFinite, PipelineCall, ProgramChoice
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.routing_record import RoutingRecord
@@ -82,6 +82,7 @@ class Pipeline(OptimizerCalls):
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
         By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
     example_dims: dimension of rows by argument, where it is not 0: ``{"position_ids": 1}``; None where all share one.
+    others: further programs of the same stages on the same ranks, of which `step` may run one: ``choice``.
     compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
         Each unit of a stage becomes one graph, and its backward two: for I and W. The backend is ``"inductor"``, or
         ``"aot_eager"`` without a compiler; others compute all weight gradients in I.
@@ -113,13 +114,14 @@ class Pipeline(OptimizerCalls):
         kernels: Kernels = (),
         providers: Mapping[str, str] | None = None,
         tensor_plan: Mapping[str, str] | None = None,
+        others: Sequence[Program] = (),
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         check_seconds("timeout", timeout)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
-        others = (place, rng, seed, example, example_dims, compile, tuple(kernels), NamedProviders.of(providers))
-        assembly = assemble(Settings(*settings, *others, tensor_plan))
+        more = (place, rng, seed, example, example_dims, compile, tuple(kernels), NamedProviders.of(providers))
+        assembly = assemble(Settings(*settings, *more, tensor_plan, tuple(others)))
         self.program, self.plan, self.mesh = assembly.program, assembly.plan, assembly.mesh
         self.partition, self.control, self._network = assembly.partition, assembly.guard.control, assembly.network
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
@@ -185,16 +187,17 @@ class Pipeline(OptimizerCalls):
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False, scale: float = 1.0,
              accumulate: int = 1, microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False,
-             profile: bool = False) -> Tensor: ...  # fmt: skip
+             profile: bool = False, choice: ProgramChoice | None = None) -> Tensor: ...  # fmt: skip
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[True], scale: float = 1.0,
              accumulate: int = 1, microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False,
-             profile: bool = False) -> StepResult: ...  # fmt: skip
+             profile: bool = False, choice: ProgramChoice | None = None) -> StepResult: ...  # fmt: skip
 
     def step(
         self, batch: Any = None, targets: Any = None, *, outputs: bool = False, scale: float = 1.0, accumulate: int = 1,
         microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False, profile: bool = False,
+        choice: ProgramChoice | None = None,
     ) -> Tensor | StepResult:  # fmt: skip
         """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
 
@@ -208,6 +211,7 @@ class Pipeline(OptimizerCalls):
         accumulate: number of calls whose gradients make one step of the optimizer, the same in each of them. The
             gradients are those of one mean over all of these calls once the last has run. Begin with zeroed gradients.
         microbatches: number of them in this step; by default as in a list, or `program`. A new one is compiled once.
+        choice: the program of this step and the order of its microbatches, as `RowLoader.choice`, alike on all ranks.
         snapshot: copy the state to the host beside the step's compute, for `snapshot`; an optimizer: and its state.
         trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
 
@@ -216,7 +220,7 @@ class Pipeline(OptimizerCalls):
         """
         gradients = torch.is_grad_enabled()
         options = scale, accumulate, outputs, trace, profile, gradients, snapshot
-        call = PipelineCall("step", self.program, *options, microbatches=microbatches)
+        call = PipelineCall("step", self.program, *options, microbatches=microbatches, choice=choice)
         torch._C._set_grad_enabled(True)
         try:
             result = self._runner.run(call, batch, targets)

@@ -152,6 +152,10 @@ class Given(NamedTuple):
         return [self.call, parts]
 
 
+ORDERS = "order of microbatches"
+"""The part that all ranks of a replica are given alike, where a step has a choice."""
+
+
 class GivenBatches:
     """The batches of one process, for comparison. later: compare those of a call when the next one begins.
 
@@ -162,10 +166,13 @@ class GivenBatches:
         self._later, self.context = later, context
         self._new = self._old = Given("", {}, {})
 
-    def begin(self, call: str, batch: Any, targets: Any) -> None:
-        """A call begins with a batch and targets, of any shapes; None for what this rank was not given."""
+    def begin(self, call: str, batch: Any, targets: Any, orders: Tensor | None = None) -> None:
+        """A call begins with a batch and targets, of any shapes; None for what this rank was not given.
+
+        orders: [replicas here, microbatches] that of the microbatches, where it was chosen for this step.
+        """
         parts: dict[str, tuple[list[str], HostNumbers]] = {}
-        for part, value in (("batch", batch), ("targets", targets)):
+        for part, value in (("batch", batch), ("targets", targets), (ORDERS, orders)):
             if value is not None:
                 named = [(path, tensor) for path, tensor in _tensors(value, part) if _is_dense(tensor)]
                 numbers = HostNumbers(checksum(tensor) for _, tensor in named)
@@ -210,6 +217,8 @@ def check_given(everyone: Sequence[tuple[str, int, Any]], context: int = 1) -> N
 
 def _same(part: str) -> str:
     """The remedy where ranks were given other values of a part."""
+    if part == ORDERS:
+        return "pass step(choice=...) of the same batch on every rank: `RowLoader.choice`"
     if part == CONTEXT:
         return "give context ranks what `context_rows` makes of the same rows"
     return (

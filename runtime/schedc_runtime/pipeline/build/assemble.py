@@ -21,7 +21,13 @@ from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cell
 from schedc_runtime.materialize.construction import construction_of
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.shared import tied_apart, ties_of
-from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint, plan_prints
+from schedc_runtime.pipeline.agree.agreement import (
+    check_fingerprints,
+    difference,
+    fingerprint,
+    plan_prints,
+    program_digest,
+)
 from schedc_runtime.pipeline.agree.guard import FailureGuard
 from schedc_runtime.pipeline.agree.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.agree.ragged import first_microbatch
@@ -313,6 +319,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "tied weights": repr([shared.uses for shared in assembly.tied]),
         "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
         "`providers`": repr(assembly.settings.providers.names),
+        "`others`": repr([program_digest(each) for each in assembly.settings.others]),
         "plan of styles": "" if assembly.split is None else repr(assembly.split.styles),
         **prints_of_columns(assembly.head.loss_fn),
         "`compile`": "" if assembly.compile is None else f"{assembly.compile}",

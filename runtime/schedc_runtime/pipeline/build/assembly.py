@@ -132,6 +132,7 @@ class Settings:
     kernels: Kernels = ()
     providers: NamedProviders = NOBODY_NAMED
     tensor_plan: Mapping[str, str] | None = None
+    others: tuple[Program, ...] = ()
 
     @cached_property
     def dims(self) -> Dims:

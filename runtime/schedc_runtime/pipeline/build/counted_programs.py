@@ -1,14 +1,17 @@
-"""The programs of a pipeline by number of microbatches, each compiled when all ranks first ask for it."""
+"""The programs of a pipeline: some are given to it, and one per number of microbatches is compiled when asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.communicators import ranks_of_communicators
 from schedc.ir.program import Program
 from schedc.ir.works import WorkKind
 from schedc.step.program.tied import with_tied
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cells_on_rank, check_cells
 from schedc_runtime.partition.shared import ties_of
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, program_digest
@@ -18,32 +21,52 @@ from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.own_works import OwnWorks
 
 
+MOST = 7
+"""Programs beside a pipeline's own: their streams stay bound."""
+
+
 class CountedPrograms:
     """The programs of one pipeline, whose stages, cells, groups and plan stay the same."""
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
         self._own: dict[int, OwnWorks] = {}
-        self._made: dict[tuple[str, int], Program] = {}
+        self._made: dict[tuple[str, int, int], Program] = {}
+        if len(assembly.settings.others) > MOST:
+            raise RuntimeFault(f"{len(assembly.settings.others)} other programs, {MOST} are the most", "leave some out")
+        self._others = [OwnWorks.of(self._other(each)) for each in assembly.settings.others]
+
+    @property
+    def count(self) -> int:
+        """Number of programs that were given, with the pipeline's own."""
+        return len(self._others) + 1
 
     def forget(self) -> None:
         """Works among replicas have changed: make programs anew."""
         self._made.clear()
 
-    def of(self, name: str, microbatches: int) -> Program:
+    def of(self, name: str, microbatches: int, number: int = 0) -> Program:
         """The program of a call: ``step`` or ``evaluate``. A collective of all ranks where it is new.
+
+        number: 0 for the pipeline's own program, n for the n-th of the others.
 
         Raises the same `BatchRefused` on every rank for a number that the schedule cannot have, or not with what the
         pipeline was built with.
         """
         assembly = self._assembly
-        if name == "step" and microbatches == assembly.program.microbatches:
+        if not 0 <= number < self.count:
+            raise BatchRefused(f"program {number} of {self.count}", "pass Pipeline(..., others=[...])")
+        if name == "step" and not number and microbatches == assembly.program.microbatches:
             return assembly.program
+        if number and microbatches != assembly.program.microbatches:
+            raise BatchRefused(f"program {number} and {microbatches} microbatches", "leave one of the two out")
         if name == "step" and assembly.fixed:
-            raise BatchRefused(f"step(microbatches={microbatches}): {assembly.fixed[0]}", "leave microbatches=... out")
-        key = name, microbatches
+            asked = f"program {number}" if number else f"microbatches={microbatches}"
+            raise BatchRefused(f"step({asked}): {assembly.fixed[0]}", "leave it out")
+        key = name, microbatches, number
         if key not in self._made:
-            own, sizes = self._of_count(microbatches), assembly.stage_bytes
+            own = self._others[number - 1] if number else self._of_count(microbatches)
+            sizes = assembly.stage_bytes
             self._made[key] = own.training(sizes) if name == "step" else own.evaluation(sizes)
         return self._made[key]
 
@@ -68,10 +91,22 @@ class CountedPrograms:
             raise BatchRefused(f"{what}: {first.message}", first.help or "take another number") from None
         if reason := next((text for text, differs in _LIMITS.items() if differs(assembly, program)), ""):
             raise BatchRefused(f"{what} in this pipeline: {reason}", "build a pipeline for that number")
-        parts = assembly.partition
-        program = with_tied(program, ties_of(parts.shared, parts.modules))
+        program = self._tied(program)
         self._agree(program)
         return program
+
+    def _other(self, program: Program) -> Program:
+        """A program that was given beside the pipeline's own. Raises `RuntimeFault` where its stages cannot run it."""
+        reasons = [text for text, differs in (_OTHERS | _LIMITS).items() if differs(self._assembly, program)]
+        if reasons:
+            raise RuntimeFault(f"{program.name} cannot run in this pipeline: {reasons[0]}", "leave it out of `others`")
+        program = self._tied(program)
+        self._check_cells(program)
+        return program
+
+    def _tied(self, program: Program) -> Program:
+        parts = self._assembly.partition
+        return with_tied(program, ties_of(parts.shared, parts.modules))
 
     def _agree(self, program: Program) -> None:
         """Compare the program with those of other ranks, and check its cells."""
@@ -84,6 +119,10 @@ class CountedPrograms:
                 lambda everyone: difference(everyone, control.names),
             )
         )
+        self._check_cells(program)
+
+    def _check_cells(self, program: Program) -> None:
+        assembly = self._assembly
         for place in assembly.places:
             if place.replica == assembly.places[0].replica:
                 listed = cells_on_rank(program, place.pipeline, assembly.stages[place], assembly.cell_source)
@@ -99,6 +138,19 @@ def _moves(_assembly: Assembly, program: Program) -> bool:
     return bool(len(program.works) and {WorkKind.OFFLOAD, WorkKind.FETCH} & set(program.works.kind.tolist()))
 
 
+def _lies_elsewhere(assembly: Assembly, program: Program) -> bool:
+    mine, its = assembly.program.placement, program.placement
+    same = mine.first_microbatch == its.first_microbatch and np.array_equal(mine.rank_of_stage, its.rank_of_stage)
+    return not same or program.segments != assembly.program.segments
+
+
+_OTHERS: Mapping[str, Callable[[Assembly, Program], bool]] = {
+    "its stages or microbatches lie elsewhere": _lies_elsewhere,
+    "`hot` and `balance` follow the order of one program": lambda assembly, _: bool(
+        assembly.plan.hot or assembly.plan.balance
+    ),
+}
+"""By reason: whether a program cannot run beside the pipeline's own."""
 _LIMITS: Mapping[str, Callable[[Assembly, Program], bool]] = {
     "Cut(graphs='step') holds a graph of one program": lambda assembly, _: assembly.settings.cut.graphs == "step",
     "the plan chooses otherwise for it": _plan_differs,
@@ -111,4 +163,4 @@ _LIMITS: Mapping[str, Callable[[Assembly, Program], bool]] = {
         and ranks_of_communicators(program) != ranks_of_communicators(assembly.own.alone)
     ),
 }
-"""By reason: whether a program cannot run in a pipeline that was built for another number of microbatches."""
+"""By reason: whether a program cannot run in a pipeline that was built for another one."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
@@ -14,11 +17,26 @@ CheckFinite = bool | Literal["loss"]
 """What `Pipeline` takes as ``check_finite``."""
 
 
+class ProgramChoice(Protocol):
+    """What runs a step. number: 0 for the pipeline's own program, n for ``others[n - 1]``. name: of its schedule.
+
+    orders: [replicas here][microbatches] how the microbatches of the batch were ordered.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def orders(self) -> Sequence[Sequence[int]]: ...
+
+
 class PipelineCall(NamedTuple):
     """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
 
     gradients: whether they were enabled around the call. snapshot: what it copies to the host. again: it runs a
     second time, with exact sizes. microbatches: how many there are; None for as many as in ``program``.
+    choice: which program runs, where the pipeline has several.
     """
 
     name: str
@@ -32,6 +50,17 @@ class PipelineCall(NamedTuple):
     snapshot: Wanted = False
     again: bool = False
     microbatches: int | None = None
+    choice: ProgramChoice | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the program that runs."""
+        return 0 if self.choice is None else self.choice.number
+
+    @property
+    def orders(self) -> Tensor | None:
+        """[replicas here, microbatches] the order of the microbatches, where it was chosen."""
+        return None if self.choice is None else torch.tensor(self.choice.orders)
 
     @property
     def microbatch_count(self) -> int:

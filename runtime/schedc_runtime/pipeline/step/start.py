@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.pipeline.agree.batch import Agreement, StepRequest, count_of, total_of
-from schedc_runtime.pipeline.agree.contents import GivenBatches
+from schedc_runtime.pipeline.agree.contents import ORDERS, GivenBatches
 from schedc_runtime.ranks.attendance import Alike
 from schedc_runtime.ranks.control import ControlPlane, Unlike
 
@@ -134,6 +134,7 @@ class CallStart:
             "batch": tuple(process for process, each in here if each.batch is not None),
             "targets": tuple(process for process, each in here if each.targets is not None),
             CONTEXT: tuple(process for process, each in near if each.batch is not None),
+            ORDERS: tuple(process for process, _ in here),
         }
 
 

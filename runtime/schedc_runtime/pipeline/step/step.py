@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import scale_gradients
 from schedc_runtime.device.regions import graph_region
 from schedc_runtime.execute.executor import Executor, Interval, run_together
@@ -83,6 +84,7 @@ class StepRunner:
         self.layers = [held.layer for held in self._held_layers]
         self._undo = Undo((x.module for x in assembly.held()), self.layers, generators=assembly.settings.rng == "torch")
         self.programs = CountedPrograms(assembly)
+        self._foreseen: Any = None  # the signature for which streams of all given programs are bound
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         self._rows = RowChecks(assembly)
@@ -114,7 +116,7 @@ class StepRunner:
             batch, targets = self._cut(call, batch, targets)
             agreed = self._agree(call, batch, targets)
             check_listed(assembly, agreed)
-            program = self.programs.of(call.name, agreed.listed or call.microbatch_count)
+            program = self.programs.of(call.name, agreed.listed or call.microbatch_count, call.number)
             call = call if program is call.program else call._replace(program=program)
             if call.snapshot:
                 call = call._replace(program=self.snapshots.begin(call.program))
@@ -168,18 +170,21 @@ class StepRunner:
 
     def _executors(self, call: PipelineCall, agreed: Agreement) -> dict[Any, Executor]:
         """The bound code of a call, by place here."""
-        assembly = self.assembly
+        assembly, microbatches = self.assembly, call.program.microbatches
         assembly.first_batch.begin()
-        executors = assembly.bound_code.executors(
-            call.program,
-            f"{call.name} of {call.program.microbatches}" + (f" with {self.snapshots.key}" if call.snapshot else ""),
-            agreed.signature,
-            assembly.network.transports,
-            assembly.network.peer_groups,
-        )
+        if call.choice is not None and agreed.signature is not self._foreseen:
+            for number in range(self.programs.count):  # so that no later step binds one
+                self._bound(self.programs.of(call.name, microbatches, number), f"{call.name} by {number}", agreed)
+            self._foreseen = agreed.signature
+        name = f"{call.name} of {microbatches}" if call.choice is None else f"{call.name} by {call.number}"
+        executors = self._bound(call.program, name + f" with {self.snapshots.key}" * bool(call.snapshot), agreed)
         if call.training:
             assembly.first_batch.check()
         return executors
+
+    def _bound(self, program: Program, name: str, agreed: Agreement) -> dict[Any, Executor]:
+        network, code = self.assembly.network, self.assembly.bound_code
+        return code.executors(program, name, agreed.signature, network.transports, network.peer_groups)
 
     def _end_training(self, number: str) -> None:
         """Count a training step that has succeeded."""
@@ -320,6 +325,8 @@ class StepRunner:
         options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
         if call.microbatch_count != self.assembly.program.microbatches:
             options |= {"microbatches": call.microbatch_count}
+        if call.choice is not None:
+            options |= {"choice": f"{call.number} ({call.choice.name})"}
         options |= {"fixed": "; ".join(self.assembly.fixed) or False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         records = assembly.partition.records
@@ -337,7 +344,7 @@ class StepRunner:
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
         if not self.control.alone:
-            self._batches.begin(f"{call.name} {self.steps}", batch, targets)
+            self._batches.begin(f"{call.name} {self.steps}", batch, targets, call.orders)
         known = self.start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
         if call.snapshot:
             self.snapshots.agree(known.snapshots)

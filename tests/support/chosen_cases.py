@@ -1,0 +1,132 @@
+"""Steps by programs that were chosen on real ranks, beside steps of pipelines that were built for them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import schedc
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.data import StepChoice
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.models.gpt import next_token_loss
+from schedc_runtime.pipeline.build import bound
+from schedc_runtime.testing import pool
+from support.runtime_cases import model_for, tokens
+
+
+@dataclass(frozen=True)
+class Family:
+    """Schedules of one placement, ranks of a pipeline, and replicas. sizes: besides P and M."""
+
+    names: tuple[str, ...]
+    ranks: int
+    replicas: int = 1
+    microbatches: int = 8
+
+
+FAMILIES = (
+    Family(("zbv", "vhalf", "dualpipev"), 2),
+    Family(("1f1b", "zbh1", "gpipe"), 2, 2),
+)
+TURNS = 1
+"""How often each program runs."""
+
+
+def programs_of(family: Family) -> list[Any]:
+    return [schedc.compile(name, P=family.ranks, M=family.microbatches) for name in family.names]
+
+
+def choice_of(family: Family, number: int) -> StepChoice:
+    order = tuple(range(family.microbatches))
+    return StepChoice(number, family.names[number], (order,), 1.0, 1.0)
+
+
+def _pipeline(family: Family, programs: list[Any]) -> Pipeline:
+    mesh = Mesh(family.ranks, data=family.replicas)
+    first, *others = programs
+    return Pipeline(model_for(first, dropout=0.1), first, loss_fn=next_token_loss, mesh=mesh, others=others)
+
+
+def _told(pipe: Pipeline, family: Family, step: int, **given: Any) -> str:
+    pipe.steps = step
+    loss = pipe.step(*tokens(2 * family.microbatches, seed=1 + 100 * step + pipe.replica), trace=True, **given)
+    grads = [parameter.grad for _, parameter in sorted(pipe.named_parameters()) if parameter.grad is not None]
+    pipe_bits = hashlib.sha256(b"".join(each.numpy().tobytes() for each in (loss, *grads))).hexdigest()
+    pipe.zero_grad()
+    return f"{pipe._runner.traced.name} {pipe_bits}"  # schedules may well have the same bits
+
+
+def steps_of(rank: int, world_size: int, number: int) -> list[Any]:
+    """Programs and digests of a family's steps, of one pipeline and of one for each program.
+
+    Then the streams that the first step has bound, and the later ones.
+    """
+    family, binds, whole = FAMILIES[number], [0], bound.bind
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        binds[0] += 1
+        return whole(*arguments, **keywords)
+
+    turns = [*range(len(family.names))] * TURNS
+    bound.bind = counted
+    try:
+        pipe = _pipeline(family, programs_of(family))
+        mine = [_told(pipe, family, 0, choice=choice_of(family, 1))]
+        first, binds[0] = binds[0], 0
+        mine += [_told(pipe, family, step, choice=choice_of(family, n)) for step, n in enumerate(turns, 1)]
+        later = binds[0]
+        pipe.close()
+    finally:
+        bound.bind = whole
+    theirs: dict[int, str] = {}
+    for number in range(len(family.names)):
+        other = _pipeline(family, [programs_of(family)[number]])
+        steps = [step for step, n in enumerate([1, *turns]) if n == number]
+        theirs |= {step: _told(other, family, step) for step in steps}
+        other.close()
+    return [mine, [theirs[step] for step in range(len(mine))], first, later]
+
+
+def disagreements(rank: int, world_size: int, number: int) -> list[str]:
+    """What each rank raises as rank 1 asks for another program or order, or was built with others; programs and digests of steps.
+
+    The steps before and after the disagreements.
+    """
+    family = FAMILIES[number]
+    programs = programs_of(family)
+    pipe, said, right = _pipeline(family, programs), list[str](), choice_of(family, 1)
+    batch, before = tokens(2 * family.microbatches), _told(pipe, family, 0, choice=right)
+    order = tuple(reversed(range(family.microbatches)))
+    for wrong in (choice_of(family, 2), replace(right, orders=(order,)), choice_of(family, 0), None):
+        try:
+            pipe.step(*batch, choice=wrong if rank == 1 else right)
+        except RuntimeFault as error:
+            said.append(str(error))
+    try:
+        _pipeline(family, programs[: 2 + rank])
+    except RuntimeFault as error:
+        said.append(str(error))
+    pipe.zero_grad()
+    said += [before, _told(pipe, family, 0, choice=right)]
+    pipe.close()
+    return said
+
+
+def chosen(numbers: tuple[int, ...] = tuple(range(len(FAMILIES)))) -> tuple[int, list[str], dict[str, Any]]:
+    """The number of cases, what failed, and figures. A case is a step of a rank."""
+    cases, failed, most, later = 0, list[str](), 0, 0
+    for number in numbers:
+        family = FAMILIES[number]
+        told = pool(family.ranks * family.replicas).run(f"{__name__}:steps_of", timeout=300, number=number)
+        for rank, (mine, theirs, first, after) in enumerate(told):
+            most, later = max(most, first), max(later, after)
+            cases += len(mine)
+            failed += [
+                f"{family.names}, step {step}, rank {rank}: other bits"
+                for step, (one, other) in enumerate(zip(mine, theirs, strict=True))
+                if one != other
+            ]
+            failed += [f"{family.names}, rank {rank}: {after} streams are bound later"] if after else []
+    return cases, failed, {"bound": most, "bound_later": later}
