@@ -90,9 +90,9 @@ def steps_of(rank: int, world_size: int, number: int) -> list[Any]:
 
 
 def disagreements(rank: int, world_size: int, number: int) -> list[str]:
-    """What each rank raises as rank 1 asks for another program or order, or was built with others; programs and digests of steps.
+    """What each rank raises as rank 1 asks for another program or order, or was built with others.
 
-    The steps before and after the disagreements.
+    Then programs and digests of the steps before and after these disagreements.
     """
     family = FAMILIES[number]
     programs = programs_of(family)

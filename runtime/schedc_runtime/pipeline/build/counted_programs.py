@@ -20,7 +20,6 @@ from schedc_runtime.pipeline.build.apply_plan import recomputed_ahead
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.own_works import OwnWorks
 
-
 MOST = 7
 """Programs beside a pipeline's own: their streams stay bound."""
 
@@ -97,7 +96,7 @@ class CountedPrograms:
 
     def _other(self, program: Program) -> Program:
         """A program that was given beside the pipeline's own. Raises `RuntimeFault` where its stages cannot run it."""
-        reasons = [text for text, differs in (_OTHERS | _LIMITS).items() if differs(self._assembly, program)]
+        reasons = [text for text, differs in {**_OTHERS, **_LIMITS}.items() if differs(self._assembly, program)]
         if reasons:
             raise RuntimeFault(f"{program.name} cannot run in this pipeline: {reasons[0]}", "leave it out of `others`")
         program = self._tied(program)
