@@ -95,7 +95,7 @@ class CountedPrograms:
         return program
 
     def _other(self, program: Program) -> Program:
-        """A program that was given beside the pipeline's own. Raises `RuntimeFault` where its stages cannot run it."""
+        """A program that was given beside the pipeline's own. Raises `RuntimeFault` where it cannot run here."""
         reasons = [text for text, differs in {**_OTHERS, **_LIMITS}.items() if differs(self._assembly, program)]
         if reasons:
             raise RuntimeFault(f"{program.name} cannot run in this pipeline: {reasons[0]}", "leave it out of `others`")

@@ -173,7 +173,7 @@ class StepRunner:
         assembly, microbatches = self.assembly, call.program.microbatches
         assembly.first_batch.begin()
         if call.choice is not None and agreed.signature is not self._foreseen:
-            for number in range(self.programs.count):  # so that no later step binds one
+            for number in range(self.programs.count):  # no later step binds any
                 self._bound(self.programs.of(call.name, microbatches, number), f"{call.name} by {number}", agreed)
             self._foreseen = agreed.signature
         name = f"{call.name} of {microbatches}" if call.choice is None else f"{call.name} by {call.number}"
