@@ -166,7 +166,7 @@ def _scale(parts: CellParts, latency: float) -> float:
 
 
 def few_bits(costs: Int64) -> Int64:
-    """The costs without the low bits that those of more than 16 bits have; at least 1 remains of any cost."""
+    """[...] the costs without the low bits that those of more than 16 bits have; at least 1 remains of any cost."""
     excess = max(0, int(costs.max(initial=0)).bit_length() - _OF_COST)
     return np.where(costs > 0, np.maximum(costs.astype(np.int64) >> excess, 1), 0)
 
