@@ -38,7 +38,7 @@ class PathTimes:
 
 
 @dataclass(frozen=True, eq=False)
-class RankOps:
+class OpsOfRank:
     """The ops of one rank by slot. Times are in ticks for a cost of 1, memory in ticks of its grid.
 
     forward: [slots] longest time of an F.
@@ -95,11 +95,11 @@ class UnequalFloor:
     """What no step with a program's ops undercuts. ranks: [P] their ops. whole: [pipes] paths to the end and back."""
 
     pricer: MicrobatchPricer
-    ranks: tuple[RankOps, ...]
+    ranks: tuple[OpsOfRank, ...]
     whole: PathTimes
 
     @cached_property
-    def distinct(self) -> tuple[RankOps, ...]:
+    def distinct(self) -> tuple[OpsOfRank, ...]:
         """A rank of each kind."""
         return tuple({ops.alike: ops for ops in self.ranks}.values())
 
@@ -138,7 +138,7 @@ class _StageTimes:
     """[stages] ticks of a stage's ops for a cost of 1. alone: [kinds, stages] of ops in no pair.
 
     split: whether some backwards are split, and may leave a W as the last op. through: from the first F to the end.
-    starts, first, rest, ends: as of `RankOps`.
+    starts, first, rest, ends: as of `OpsOfRank`.
     """
 
     alone: Int64
@@ -172,8 +172,8 @@ class _StageTimes:
 
 def _rank_ops(
     rank: int, pricer: MicrobatchPricer, times: _StageTimes, held: Int64, hops: Int64, capacity: int
-) -> RankOps:
-    """The ops of a rank. held: [2, stages] memory as of `RankOps`. hops: [pipes, stages] messages up to a stage."""
+) -> OpsOfRank:
+    """The ops of a rank. held: [2, stages] memory as of `OpsOfRank`. hops: [pipes, stages] messages up to a stage."""
     known, placement = pricer.parts.dependencies, pricer.parts.dependencies.schedule.placement
     pipe, stage = np.nonzero(placement.rank_of_stage == rank)
     paired = (known.rank == rank) & known.pairs & (known.schedule.kind[known.first] == F)
@@ -181,7 +181,7 @@ def _rank_ops(
     weight = np.where(times.split, times.alone[W], 0)[stage]
     longest = np.maximum(times.alone[B], times.alone[I] + times.alone[W])[stage]
     far, near = hops[pipe, -1], hops[pipe, stage]
-    return RankOps(
+    return OpsOfRank(
         forward=times.alone[F][stage],
         left=np.stack([longest - weight, weight]),
         held=held[:, stage],
