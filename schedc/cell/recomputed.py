@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from schedc.cell.graph import StageShape
@@ -15,12 +15,14 @@ REPLAYED = ("permute", "relay")
 SENDING = ("dispatch", *REPLAYED)
 
 
-def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
+def recomputed_nodes_of(plan: Recompute, shape: StageShape, places: Sequence[int] = ()) -> dict[int, float]:
     """The nodes that a level may recompute as steps of their own: node index -> share of its forward.
 
-    Below `medium` there is too little to place: backward recomputes it where it needs it.
+    Below `medium` there is too little to place: backward recomputes it where it needs it. places: [nodes] the layer of
+    each; by default `layers_of_nodes`.
     """
-    layers, places = {node.layer for node in shape.nodes if node.role == "dispatch"}, layers_of_nodes(shape)
+    layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
+    places = places or layers_of_nodes(shape)
     levels = [_levels_by_role(plan, plan.of_layer(place)) for place in places]
     again = {
         index: recomputed_share(node.role, levels[index][node.role])

@@ -50,6 +50,7 @@ ASKED_FOR = tuple(
         "migration",
         "tensor_parallel",
         "row_flow",
+        "layer_levels",
     )
 )
 CLOSURES = (

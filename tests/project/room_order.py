@@ -39,6 +39,7 @@ LEVELS = {
         ("ranks", "partition", "checkpoint", "offload"),
         ("recompute", "materialize", "row_flow", "data"),
         ("segments",),
+        ("layer_levels",),
         ("stage",),
         ("moe", "head_loss", "compiled", "fusion", "tensor_parallel"),
         ("transit", "loss_providers"),

@@ -12,8 +12,8 @@ from torch import fx, nn
 from schedc.ir.plan import Fuse, Level
 from schedc.model.fusions import FUSIONS, rows_of
 from schedc_runtime.fusion.fused_forward import FusedForward, FusionRequest
+from schedc_runtime.layer_levels import called_parts
 from schedc_runtime.ranks.exchange import Exchange
-from schedc_runtime.recompute.layers import called_parts
 from schedc_runtime.recompute.levels import put_forward, region_paths, take_forward
 from schedc_runtime.stage.stage import Stage
 

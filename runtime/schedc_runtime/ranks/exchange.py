@@ -45,6 +45,8 @@ class Exchange(nn.Module, ABC):
 
     label: str
     differentiable: bool
+    place = ""
+    """Path in the model of the module around which it was inserted; "" for one that the model itself has."""
     returns = False
     """Whether gradients of what `finish` has returned go back behind the W of the segment that takes them."""
     recorded_whole = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
-from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
+from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
@@ -33,20 +33,28 @@ class Recomputation:
     active: whether anything is recomputed or counted. adaptive: decides when to recompute; None if always. counted: the
     recorder of the microbatch that was forwarded last, with ``count``; another one's decisions are freed with it.
     level_of_layer: the level of a layer of the stage, by number; None where all have ``level``. layers: [nodes] number
-    of the layer that each belongs to.
+    of the layer that each belongs to, -1 for none; needed where layers have levels of their own.
     recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
     are called as a whole.
     """
 
-    def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Recompute,
+        shape: StageShape | None,
+        random: bool,
+        layers: Sequence[int] = (),
+        *,
+        count: bool = False,
+    ) -> None:
         self.level, self.random = plan.level, random
         self.counts = count
         self.active = count or plan.level is not Level.NONE
         self.counted: MicrobatchRecorder | None = None
         self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
         self.level_of_layer = plan.of_layer if plan.layers else None
-        self.layers = () if shape is None else layers_of_nodes(shape)
-        self.recomputed, self.replayed = _recomputed(plan, shape)
+        self.layers = tuple(layers)
+        self.recomputed, self.replayed = _recomputed(plan, shape, layers)
 
     def recorder(self, offload: MicrobatchOffload | None = None) -> MicrobatchRecorder:
         """A recorder for the next microbatch. offload: holds what may leave the device."""
@@ -103,9 +111,11 @@ class MicrobatchRecorder(Recorder):
         return level <= (self.of_rows(self.layer) if rows else self.level)
 
 
-def _recomputed(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
+def _recomputed(
+    plan: Recompute, shape: StageShape | None, layers: Sequence[int]
+) -> tuple[dict[int, float], frozenset[int]]:
     """The nodes that may run a second time with the share of each, and those among them that are called as a whole."""
-    recomputed = recomputed_nodes_of(plan, shape) if shape is not None else {}
+    recomputed = recomputed_nodes_of(plan, shape, layers) if shape is not None else {}
     nodes = shape.nodes if shape is not None else ()
     return recomputed, frozenset(node for node in recomputed if nodes[node].role in REPLAYED)
 

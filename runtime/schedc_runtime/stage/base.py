@@ -21,7 +21,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.random_numbers.numbering import Numbering
 from schedc_runtime.ranks.exchange import RoutingLayer
-from schedc_runtime.recompute.layers import mark_layers, unmark_layers
+from schedc_runtime.recompute.layers import unmark_layers
 from schedc_runtime.recompute.levels import Recomputation, draws, region_paths
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
@@ -62,6 +62,8 @@ class StageBase(OffloadedStage):
     _output: Boundary
     _last_gradient: tuple[Any, Tensor] | None = None
     """The last loss scale with the loss's dtype, device and class, and the gradient of the loss that they gave."""
+    _recomputes_ahead: bool = False
+    """Whether the program has Rs of this stage."""
     _defers: bool = False
     """Whether there was an I. Only split backwards use the marks that forwards take."""
 
@@ -197,9 +199,13 @@ class StageBase(OffloadedStage):
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         """Recompute what ``plan`` says. count: count the bytes that are held."""
         self.check_empty()
-        self._memory = self._memory_with_r = Recomputation(plan, self._own_shape, draws(self.module), count=count)
+        self._memory = self._memory_with_r = Recomputation(
+            plan, self._own_shape, draws(self.module), self._layers(plan), count=count
+        )
         self.graph = self.graph_with_r = replace(self.graph, recomputed=self._memory.recomputed)
         self.install_regions(plan)
+        if self._recomputes_ahead:
+            self.prepare_recompute()
 
     def install_regions(self, plan: Recompute) -> None:
         """Make regions of the module's parts, which know their layer where ``plan`` has levels of layers.
@@ -209,7 +215,17 @@ class StageBase(OffloadedStage):
         unmark_layers(self.module)
         install_regions(self.module, self.blocks if plan.level >= Level.LAYER else ())
         if plan.layers:
+            from schedc_runtime.layer_levels import mark_layers
+
             mark_layers(self.module, self.blocks, sum(run.layers for run in plan.layers), self.index)
+
+    def _layers(self, plan: Recompute) -> tuple[int, ...]:
+        """[nodes] the layer of each, where layers have levels of their own."""
+        if not self.is_cut or not plan.layers:
+            return ()
+        from schedc_runtime.layer_levels import layers_of_graph
+
+        return layers_of_graph(self.graph, self.blocks)
 
     def prepare_recompute(self) -> None:
         """Prepare for forwards with ``recompute_later``: the program has Rs of this stage.
@@ -217,6 +233,7 @@ class StageBase(OffloadedStage):
         Such a forward frees what the level of `set_recomputation` frees. Without a level it frees the whole stage; its
         R sends the exchanges a second time. A stage with a `MoELayer` then takes the level `full`.
         """
+        self._recomputes_ahead = True
         if self._memory.level is not Level.NONE or not self.is_cut:
             return
         if any(isinstance(part, RoutingLayer) for part in self.module.modules()):

@@ -123,7 +123,7 @@ class Insertion:
     def _module(self, place: str, name: str, module: nn.Module) -> nn.Module:
         """Register what is inserted at a place of the model."""
         if isinstance(module, TensorExchange):
-            module.group = self._group
+            module.group, module.place = self._group, place
         key = place.replace(".", "_")
         if key not in self._home._modules:
             self._home.add_module(key, nn.Module())

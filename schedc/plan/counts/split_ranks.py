@@ -6,7 +6,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.parallel import Parallel
-from schedc.ir.plan import Level, Plan, bytes_per_number
+from schedc.ir.plan import Level, Plan, Recompute, bytes_per_number
 from schedc.plan.counts.layers import counted_layer, layer_of_kind
 from schedc.plan.layout.parts import Layout, layers_in
 
@@ -39,7 +39,8 @@ def kept_gathered(plan: Plan, layout: Layout) -> Floats | None:
     more = np.zeros((2, len(layout.stages)))
     for stage, parts in enumerate(layout.stages):
         layers = layers_in(parts)
-        levels = plan.recompute_of(stage).of_layers_up_to(len(layers))
+        recompute = plan.recompute_of(stage)
+        levels = (recompute if recompute.adaptive is None else Recompute()).of_layers_up_to(len(layers))
         for part, level in zip(layers, levels, strict=True):
             if (layer := layer_of_kind(plan, part.kind)) is None or not plan.tokens:
                 return None

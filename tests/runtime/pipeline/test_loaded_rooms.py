@@ -42,6 +42,7 @@ NOT_ASKED_FOR = [
             "migration",
             "tensor_parallel",
             "row_flow",
+            "layer_levels",
         )
     ),
 ]

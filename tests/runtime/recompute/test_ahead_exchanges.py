@@ -122,8 +122,8 @@ def stages_of(blocks: int, stages: int, *, count: bool = False) -> list[Stage]:
     ]
     for at, stage in enumerate(bound_stages):
         stage.bind(boundaries[at], boundaries[at + 1])
-        stage.set_recomputation(Recompute(), count=count)
         stage.prepare_recompute()
+        stage.set_recomputation(Recompute(), count=count)  # leaves what the Rs need
     return bound_stages
 
 

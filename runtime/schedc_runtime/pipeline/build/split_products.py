@@ -51,8 +51,6 @@ def split_products(assembly: Assembly) -> None:
             experts and plan.parallel is not None and not plan.parallel.of
         ),
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
-        "`recompute adaptive`": any(each.adaptive is not None for each in plan.recompute),
-        "`recompute` with levels of single layers": any(each.layers for each in plan.recompute),
         **{f"`{line}` beside context ranks": shared and bool(getattr(plan, line)) for line in _DENSE},
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
         f"rng={settings.rng!r}": settings.rng != "by name",
