@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.ir.placement import linear
+from schedc.ir.plan import Level, Recompute
 from schedc.ir.program import Program
 from schedc.load.library import Text
+from schedc.plan import Plan
 from schedc.source import Source
 from schedc.step.program.insert_communication import insert_communication
 from schedc_runtime import ChunkedLoss, Cut, Loss, Mesh, Pipeline
@@ -28,6 +31,7 @@ from support.gradient_errors import error_of
 from support.orders import schedule
 from support.tensor_cases import family, wide_norms
 from support.tensor_expert_cases import KINDS, expert_family
+from support.tensor_level_cases import counting_held
 
 SPLIT = """sched 1
 schedule split(P: ranks = 2, M: microbatches = 2, k: segments = 4) {
@@ -42,6 +46,19 @@ schedule split(P: ranks = 2, M: microbatches = 2, k: segments = 4) {
 }
 """
 """A split backward over segments, with Ws behind other Is."""
+AHEAD = """sched 1
+schedule ahead(P: ranks = 2, M: microbatches = 2, k: segments = 4) {
+  place linear
+  rank r {
+    let w = min(P-r-2+k, M*k)
+    phase warmup   repeat w        { F }
+    phase steady   repeat M*k - w  { F  R  B }
+    phase cooldown repeat w        { R  B }
+  }
+}
+"""
+"""An R in front of each backward."""
+TEXTS = {"split": SPLIT, "ahead": AHEAD}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen3": {},
@@ -61,9 +78,9 @@ def model_of(name: str) -> nn.Module:
 
 
 def compiled(name: str, M: int = SEQUENCES) -> Program:
-    """The program of ``seq1f1b``, or of `SPLIT`."""
-    if name == "split":
-        return schedc.compile(Text(Source("split.sched", SPLIT)), P=DEPTH, M=M, k=SEGMENTS)
+    """The program of ``seq1f1b``, or of one of `TEXTS`."""
+    if name in TEXTS:
+        return schedc.compile(Text(Source(f"{name}.sched", TEXTS[name])), P=DEPTH, M=M, k=SEGMENTS)
     return schedc.compile(name, P=DEPTH, M=M, k=SEGMENTS)
 
 
@@ -119,9 +136,16 @@ def pipe_of(model: nn.Module, program: Program, **options: Any) -> Pipeline:
     return Pipeline(deepcopy(model), program, example=transformers_inputs(tokens[:2], documents[:2]), **given)
 
 
-def sequences(rank: int, world: int, names: Sequence[str], orders: int = 20, tensor: int = 1) -> list[dict[str, Any]]:
-    """A case for each family and schedule: errors of loss and gradients, and bits of further legal orders."""
+def sequences(
+    rank: int, world: int, names: Sequence[str], orders: int = 20, tensor: int = 1, levels: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """A case for each family and schedule: errors of loss and gradients, and bits of further legal orders.
+
+    levels: of recomputation, whose bits are those of none; an order with Rs has these alone. held: bytes that a segment
+    holds for its backward, by level.
+    """
     cases = []
+    plans = [Plan(), *(Plan(recompute=(Recompute(Level(level)),) * DEPTH) for level in levels)]
     tokens, documents, targets = packed()
     batch = transformers_inputs(tokens, documents)
     for name in names:
@@ -129,19 +153,23 @@ def sequences(rank: int, world: int, names: Sequence[str], orders: int = 20, ten
             model = model_of(name)
             loss, gradients = alone(model)
             mesh = Mesh(DEPTH, experts=tensor if name in KINDS else 1, tensor=tensor)
-            programs = {each: [compiled(each)] for each in ("seq1f1b", "split")}
+            programs = {each: [compiled(each)] for each in ("seq1f1b", "split", *["ahead"][: len(levels)])}
             if orders:
                 programs["random"] = list(legal_orders(orders))
             for schedule_name, several in programs.items():
-                errors, bits = [], set()
-                for program in several:
+                errors, held, bits = [], list[int](), set()
+                for program, plan in product(several, plans[schedule_name == "ahead" :]):
                     options = {"loss_fn": loss_fn} if schedule_name == "random" else {}
-                    with closing(pipe_of(model, program, mesh=mesh, **options)) as pipe:
-                        got = pipe.step(batch, targets).item()
+                    with closing(pipe_of(model, program, mesh=mesh, plan=plan, **options)) as pipe:
+                        for stage in pipe.held(pipe.places[0]) if levels else ():
+                            stage.set_recomputation(plan.recompute_of(stage.index), count=True)
+                        with counting_held() if levels else nullcontext({0: 0}) as counted:
+                            got = pipe.step(batch, targets).item()
+                        held.append(counted[min(counted)])
                         errors += [error_of(pipe, gradients), abs(got - loss) / loss]
                         bits.add(digest(pipe))
                 case = {"family": name, "schedule": schedule_name, "orders": len(several)}
-                cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
+                cases.append(case | {"error": max(errors), "equal": len(bits) == 1, "held": held})
     return cases
 
 

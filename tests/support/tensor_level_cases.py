@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -27,16 +27,20 @@ AHEAD = f"{ROOT}/examples/04_plan/recompute_bubbles.sched:recompute_1f1b"
 
 
 @contextmanager
-def _counting() -> Iterator[dict[int, int]]:
+def counting_held() -> Iterator[dict[int, int]]:
     """Bytes that a microbatch holds for its backward, by stage; of the last one."""
     counted: dict[int, int] = {}
-    plain = Stage.begin_backward
 
-    def begin_backward(self: Stage, microbatch: int, *args: Any) -> None:
-        counted[self.index] = held(self, microbatch).total
-        plain(self, microbatch, *args)
+    def noting(plain: Any) -> Any:
+        def noted(self: Stage, microbatch: int, *args: Any, **options: Any) -> Any:
+            counted[self.index] = held(self, microbatch).total
+            return plain(self, microbatch, *args, **options)
 
-    with mock.patch.object(Stage, "begin_backward", begin_backward):
+        return noted
+
+    with ExitStack() as patches:
+        for name in ("begin_backward", "backward"):  # of a graph, and of one node
+            patches.enter_context(mock.patch.object(Stage, name, noting(getattr(Stage, name))))
         yield counted
 
 
@@ -84,7 +88,7 @@ def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, me
         for stage in pipe.held(pipe.places[0]):
             stage.set_recomputation(recompute[0], count=True)
         for order in in_each_order(pipe, dict.fromkeys(("drawn", list(ORDERS)[number % len(ORDERS)]))):
-            with _counting() as counted:
+            with counting_held() as counted:
                 for _ in range(1 + ("adaptive" in level)):  # the first step decides for the second
                     pipe.zero_grad()
                     pipe.step({"input_ids": tokens}, labels)

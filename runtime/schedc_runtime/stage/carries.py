@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.recompute.regions import keep
 
 SLOT = "carry_slot"
 """The name of the attribute by which an attention finds what its stage carries."""
@@ -43,13 +44,16 @@ class CarrySlot:
 
 
 class _CarriedRow:
-    """Keys, values or the like [..., S, ...] of a sequence in a layer. left: the segment whose backward ran last."""
+    """Keys, values or the like [..., S, ...] of a sequence in a layer.
 
-    def __init__(self, own: Tensor, dim: int, segments: int) -> None:
+    key: (sequence, name). left: the segment whose backward ran last.
+    """
+
+    def __init__(self, key: tuple[int, str], own: Tensor, dim: int, segments: int) -> None:
         shape = list(own.shape)
         shape[dim] *= segments
         self.whole = torch.empty(shape, dtype=own.dtype, device=own.device)
-        self.dim, self.there, self.left = dim, 0, segments
+        self.key, self.dim, self.there, self.left = key, dim, 0, segments
         self.waiting: Tensor | None = None
         """The gradients of the tokens in front of segment `left`, from that one and those behind it."""
 
@@ -94,32 +98,44 @@ class Carries:
     def joined(self, name: str, own: Tensor, dim: int) -> Tensor:
         """[..., tokens so far, ...] of the sequence that runs, of which ``own`` [..., own, ...] are the last.
 
-        name: the same for all segments, and no other's on this stage. dim: the dimension of tokens.
+        name: the same for all segments, and no other's on this stage. dim: the dimension of tokens. A recomputation
+        joins what its first run has joined: the row is as it was, and later segments lie behind.
         """
+        return self._join(own, *keep(self._arrived, name, own, dim))
+
+    def joined_once(self, name: str, own: Tensor, dim: int) -> Tensor:
+        """[..., tokens so far, ...] of own tokens [..., own, ...], as `joined`, where no recomputation comes."""
+        return self._join(own, *self._arrived(name, own, dim))
+
+    def _join(self, own: Tensor, row: _CarriedRow, segment: int) -> Tensor:
+        joined: Tensor = _Join.apply(own, row, segment, self)  # type: ignore[no-untyped-call]
+        if not joined.requires_grad and row.there == self.segments:
+            self._rows.pop(row.key, None)
+        return joined
+
+    def _arrived(self, name: str, own: Tensor, dim: int) -> tuple[_CarriedRow, int]:
+        """The row that takes the segment which runs, and the segment's number."""
         assert self.number is not None
         sequence, segment = divmod(self.number, self.segments)
-        row = self._rows.get((sequence, name))
-        if row is None:
-            row = self._rows[sequence, name] = _CarriedRow(own, dim, self.segments)
+        key = sequence, name
+        if (row := self._rows.get(key)) is None:
+            row = self._rows[key] = _CarriedRow(key, own, dim, self.segments)
         if segment != row.there or row.left != self.segments:
             raise StageError(
                 f"stage {self.index}: segment {segment} of sequence {sequence} is forwarded, and {row.there} are there",
                 "forwards take the segments of a sequence from first to last, before the backward of any",
             )
         row.there += 1
-        joined: Tensor = _Join.apply(own, row, segment, self, (sequence, name))  # type: ignore[no-untyped-call]
-        if not joined.requires_grad and row.there == self.segments:
-            del self._rows[sequence, name]
-        return joined
+        return row, segment
 
-    def leave(self, key: tuple[int, str], row: _CarriedRow, segment: int, grad: Tensor) -> Tensor:
+    def leave(self, row: _CarriedRow, segment: int, grad: Tensor) -> Tensor:
         """[..., own, ...] the gradient of a segment's own tokens.
 
         grad: [..., tokens so far, ...] that of all which the segment has joined.
         """
         if row.left != segment + 1:
             raise StageError(
-                f"stage {self.index}: the backward of segment {segment} of sequence {key[0]} runs before that of"
+                f"stage {self.index}: the backward of segment {segment} of sequence {row.key[0]} runs before that of"
                 f" segment {segment + 1}",
                 "backwards take the segments of a sequence from last to first",
             )
@@ -132,7 +148,7 @@ class Carries:
             mine = mine + row.waiting.narrow(row.dim, past, own)
             row.waiting = row.waiting.narrow(row.dim, 0, past).add_(before)
         if not segment:
-            del self._rows[key]
+            del self._rows[row.key]
         return mine
 
 
@@ -143,18 +159,16 @@ class _Join(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, own: Tensor, row: _CarriedRow, segment: int, carries: Carries, key: tuple[int, str]
-    ) -> Tensor:
-        ctx.rest = row, segment, carries, key
+    def forward(ctx: Any, own: Tensor, row: _CarriedRow, segment: int, carries: Carries) -> Tensor:
+        ctx.rest = row, segment, carries
         tokens = own.shape[row.dim]
         row.whole.data.narrow(row.dim, segment * tokens, tokens).copy_(own)
         return row.whole.data.narrow(row.dim, 0, (segment + 1) * tokens).data
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        row, segment, carries, key = ctx.rest
-        return carries.leave(key, row, segment, grad), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        row, segment, carries = ctx.rest
+        return carries.leave(row, segment, grad), None, None, None
 
 
 def slots_in(module: nn.Module) -> list[CarrySlot]:

@@ -149,6 +149,8 @@ class ForwardSteps(StageBase):
         entering: Tensors = state.values.pop(0)
         leaves: Sequence[Tensor | Taken] = entering
         loss = None
+        if self.carries is not None:
+            self.carries.begin(state.number)
         with self.drawing(state.number):
             with self._recording(state):
                 if state.recorder is not None:

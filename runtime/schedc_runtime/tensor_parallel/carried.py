@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.refusals import REGISTERED
+from schedc_runtime.recompute.regions import keep
 from schedc_runtime.stage.carries import SLOT, Carries, CarrySlot
 from schedc_runtime.tensor_parallel.attentions import replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.context import context_mask
@@ -79,7 +80,7 @@ def carried_attention(
         key = carries.joined(f"{slot.path} keys", key, _TOKENS)
         value = carries.joined(f"{slot.path} values", value, _TOKENS)
     window = options.get("sliding_window")
-    mask = _mask(carries, positions, query.shape[0], key.shape[_TOKENS], window)
+    mask = keep(_mask, carries, positions, query.shape[0], key.shape[_TOKENS], window)
     if not slot.boolean:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
     options["is_causal"] = False
@@ -101,6 +102,6 @@ def _made(carries: Carries | None, positions: Tensor, tokens: int, window: int |
     places = torch.arange(tokens, device=positions.device)
     begins = places[tokens - own :] - positions  # the first place of each own token's document
     if carries is not None:
-        begins = carries.joined(f"begins of {window}", begins, 1)
+        begins = carries.joined_once(f"begins of {window}", begins, 1)
     whole = torch.stack((begins, places.expand(len(begins), -1)), 1)
     return context_mask(whole, slice(tokens - own, tokens), window)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from schedc.ir.plan import Level
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault, StageError
 from schedc_runtime.moe.layer import moe_layers
@@ -45,7 +46,9 @@ def carry_segments(assembly: Assembly) -> None:
         "a model on the meta device": assembly.construction.deferred,
         "`slices` in the plan": bool(plan.slices),
         "`fuse` in the plan": bool(plan.fuse),
-        "recomputation": bool(plan.recompute) or bool(recomputed_ahead(program)),
+        "an R of a stage without a level": any(
+            plan.recompute_of(stage).level is Level.NONE for stage in recomputed_ahead(program)
+        ),
     }
     _refuse_beside(assembly, f"sequences in {program.segments} segments", others)
     from schedc_runtime.tensor_parallel.carried import carry_attentions
