@@ -17,6 +17,7 @@ from schedc.codes import CODES
 from schedc.compiler import analyse, legal_schedule
 from schedc.load.library import names, open_schedule
 from schedc.schemas.shapes import outputs
+from support.needs import needs
 from support.paths import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -69,6 +70,12 @@ def quick_or_slow(paths: list[Path]) -> list[ParameterSet]:
     return [pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] * slow[path]) for path in paths]
 
 
+def needing_libraries(paths: list[Path]) -> list[ParameterSet]:
+    """The pages as parameters; some train models of Transformers."""
+    taken = {path: "from transformers import" in "".join(blocks(path, "python")) for path in paths}
+    return [pytest.param(path, id=name_of(path), marks=[needs("transformers")] * taken[path]) for path in paths]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", quick_or_slow(pages(processes=False)))
 def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +84,7 @@ def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("path", pages(processes=True), ids=name_of)
+@pytest.mark.parametrize("path", needing_libraries(pages(processes=True)))
 def test_a_page_that_trains_shows_what_its_commands_print(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

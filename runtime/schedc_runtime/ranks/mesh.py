@@ -283,17 +283,14 @@ class PeerGroups:
 
     @property
     def context(self) -> ExpertGroup:
-        """The ranks that share sequences, as a group of exchanges."""
-        context = self.table["context"]
-        alone = SoloCommunicator("rail"), SoloCommunicator("node")
-        return ExpertGroup(context, *alone, per_node=context.size, rank=context.rank)
+        """The ranks that share sequences, as a group of exchanges. Its nodes are those of the expert group."""
+        context, near = self.table["context"], self.experts.per_node
+        return _as_group(context, -(-self.tensor.size * context.size // near) if self.experts.nodes > 1 else 1)
 
     @property
     def splitting(self) -> ExpertGroup:
         """The ranks that split products, as the group of an exchange. They lie in one node."""
-        tensor = self.tensor
-        alone = SoloCommunicator("rail"), SoloCommunicator("node")
-        return ExpertGroup(tensor, *alone, per_node=tensor.size, rank=tensor.rank)
+        return _as_group(self.tensor)
 
     @property
     def inside_layers(self) -> ExpertGroup:
@@ -318,6 +315,14 @@ class PeerGroups:
     def _all(self) -> tuple[Communicator, ...]:
         group = self.experts
         return group.expert, group.rail, group.node, *self.table.values()
+
+
+def _as_group(ranks: Communicator, nodes: int = 1) -> ExpertGroup:
+    """The group of an exchange that takes ``ranks``, which lie in so many nodes, at once."""
+    nodes = nodes if ranks.size % nodes == 0 else ranks.size
+    return ExpertGroup(
+        ranks, SoloCommunicator("rail"), SoloCommunicator("node"), nodes, ranks.size // nodes, ranks.rank
+    )
 
 
 _GROUPS = {

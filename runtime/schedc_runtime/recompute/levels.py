@@ -33,7 +33,7 @@ class Recomputation:
     active: whether anything is recomputed or counted. adaptive: decides when to recompute; None if always. counted: the
     recorder of the microbatch that was forwarded last, with ``count``; another one's decisions are freed with it.
     level_of_layer: the level of a layer of the stage, by number; None where all have ``level``. layers: [nodes] number
-    of the layer that each belongs to, -1 for none; needed where layers have levels of their own.
+    of the layer that each belongs to, -1 for none; empty where all have one level.
     recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
     are called as a whole.
     """
@@ -54,7 +54,9 @@ class Recomputation:
         self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
         self.level_of_layer = plan.of_layer if plan.layers else None
         self.layers = tuple(layers)
-        self.recomputed, self.replayed = _recomputed(plan, shape, layers)
+        self.recomputed = {} if shape is None else recomputed_nodes_of(plan, shape, layers)
+        nodes = () if shape is None else shape.nodes
+        self.replayed = frozenset(node for node in self.recomputed if nodes[node].role in REPLAYED)
 
     def recorder(self, offload: MicrobatchOffload | None = None) -> MicrobatchRecorder:
         """A recorder for the next microbatch. offload: holds what may leave the device."""
@@ -109,15 +111,6 @@ class MicrobatchRecorder(Recorder):
         if self.plan.level_of_layer is not None:
             return level <= self.plan.level_of_layer(self.place)
         return level <= (self.of_rows(self.layer) if rows else self.level)
-
-
-def _recomputed(
-    plan: Recompute, shape: StageShape | None, layers: Sequence[int]
-) -> tuple[dict[int, float], frozenset[int]]:
-    """The nodes that may run a second time with the share of each, and those among them that are called as a whole."""
-    recomputed = recomputed_nodes_of(plan, shape, layers) if shape is not None else {}
-    nodes = shape.nodes if shape is not None else ()
-    return recomputed, frozenset(node for node in recomputed if nodes[node].role in REPLAYED)
 
 
 def install(module: nn.Module, blocks: Iterable[str] = ()) -> None:

@@ -199,9 +199,9 @@ class StageBase(OffloadedStage):
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         """Recompute what ``plan`` says. count: count the bytes that are held."""
         self.check_empty()
-        self._memory = self._memory_with_r = Recomputation(
-            plan, self._own_shape, draws(self.module), self._layers(plan), count=count
-        )
+        layers = self._layers() if self.is_cut and plan.layers else ()
+        parts = self._own_shape, draws(self.module), layers
+        self._memory = self._memory_with_r = Recomputation(plan, *parts, count=count)
         self.graph = self.graph_with_r = replace(self.graph, recomputed=self._memory.recomputed)
         self.install_regions(plan)
         if self._recomputes_ahead:
@@ -219,10 +219,8 @@ class StageBase(OffloadedStage):
 
             mark_layers(self.module, self.blocks, sum(run.layers for run in plan.layers), self.index)
 
-    def _layers(self, plan: Recompute) -> tuple[int, ...]:
+    def _layers(self) -> tuple[int, ...]:
         """[nodes] the layer of each, where layers have levels of their own."""
-        if not self.is_cut or not plan.layers:
-            return ()
         from schedc_runtime.layer_levels import layers_of_graph
 
         return layers_of_graph(self.graph, self.blocks)

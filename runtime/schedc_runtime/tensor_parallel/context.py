@@ -42,6 +42,10 @@ class GatherKeys(Gather):
         super().__init__()
         self.group, self.plain, self.boolean = group, plain, boolean
 
+    @property
+    def lane(self) -> str:
+        return "rail" if self.group.nodes > 1 else "node"
+
 
 def open_attentions(model: nn.Module, cores: Sequence[Core], group: ExpertGroup) -> tuple[Core, ...]:
     """Let the attentions of a model gather keys and values of ``group``. Returns the cores, those attentions opened.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,8 @@ from schedc_runtime.errors import RanksDisagree, RuntimeFault
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.tensor_parallel.context import context_mask, open_attentions
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
+from schedc_runtime.tensor_parallel.context import GatherKeys, context_mask, open_attentions
 from schedc_runtime.tensor_parallel.styles import Core, StyledModule
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
@@ -127,3 +129,12 @@ def test_context_ranks_are_neighbouring_replicas() -> None:
     ):  # fmt: skip
         with pytest.raises(RuntimeFault, match=words):
             Mesh(2, **wrong)
+
+
+@pytest.mark.parametrize(("nodes", "near", "lane"), [(1, 4, "node"), (2, 4, "node"), (2, 2, "rail"), (4, 1, "rail")])
+def test_keys_take_the_links_between_nodes_that_they_cross(nodes: int, near: int, lane: str) -> None:
+    """Two tensor ranks times two context ranks. near: processes of a node."""
+    pair: Any = SimpleNamespace(size=2, rank=1)
+    experts = replace(ExpertGroup.solo(), nodes=nodes, per_node=near)
+    group = PeerGroups(experts, {"tensor": pair, "context": pair}).context
+    assert (group.size, group.rank, GatherKeys(group, print, boolean=True).lane) == (2, 1, lane)

@@ -41,14 +41,13 @@ def carry_segments(assembly: Assembly) -> None:
     settings, program, plan, mesh = assembly.settings, assembly.program, assembly.plan, assembly.mesh
     if not cuts_sequences(settings.model, program):
         return
+    levels = {plan.recompute_of(stage).level for stage in recomputed_ahead(program)}
     others = {
         "context ranks": mesh.context > 1,
         "a model on the meta device": assembly.construction.deferred,
         "`slices` in the plan": bool(plan.slices),
         "`fuse` in the plan": bool(plan.fuse),
-        "an R of a stage without a level": any(
-            plan.recompute_of(stage).level is Level.NONE for stage in recomputed_ahead(program)
-        ),
+        "an R of a stage without a level": Level.NONE in levels,
     }
     _refuse_beside(assembly, f"sequences in {program.segments} segments", others)
     from schedc_runtime.tensor_parallel.carried import carry_attentions
