@@ -41,6 +41,9 @@ CASES = [
     (GPT2, PlanAxes(1, 1, 1, 1, 1, 8, 1, 1, 4, "1f1b")),
     (LLAMA, PlanAxes(2, 1, 4, 1, 1, 8, 1, 2, 32, "1f1b")),
     (LLAMA, PlanAxes(1, 2, 4, 2, 1, 8, 0, 1, 64, "interleaved_1f1b", recompute="act", where="chunk0")),
+    (LLAMA, PlanAxes(2, 2, 4, 1, 1, 4, 1, 2, 64, "zbh1")),
+    (PANGU, PlanAxes(8, 2, 16, 2, 32, 24, 1, 1, 192, "dualpipev", alltoall="hierarchical", overlap=True)),
+    (PANGU, PlanAxes(4, 2, 16, 2, 32, 48, 1, 1, 96, "dualpipev", alltoall="flat", overlap=True, recompute="layer")),
 ]
 
 
