@@ -18,8 +18,7 @@ SENDING = ("dispatch", *REPLAYED)
 def recomputed_nodes_of(plan: Recompute, shape: StageShape, places: Sequence[int] = ()) -> dict[int, float]:
     """The nodes that a level may recompute as steps of their own: node index -> share of its forward.
 
-    Below `medium` there is too little to place: backward recomputes it where it needs it. places: [nodes] the layer of
-    each; by default `layers_of_nodes`.
+    Below `medium` a backward recomputes inside itself. places: [nodes] layer of each, by default `layers_of_nodes`.
     """
     layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
     places = places or layers_of_nodes(shape)
