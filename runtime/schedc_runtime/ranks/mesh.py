@@ -283,7 +283,7 @@ class PeerGroups:
 
     @property
     def context(self) -> ExpertGroup:
-        """The ranks that share sequences, as a group of exchanges. A node has as many processes as in the expert group."""
+        """The ranks that share sequences, as a group of exchanges. Nodes are as large as those of experts."""
         context, near = self.table["context"], self.experts.per_node
         return _as_group(context, -(-self.tensor.size * context.size // near) if self.experts.nodes > 1 else 1)
 
