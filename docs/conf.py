@@ -11,7 +11,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
-from generate import codes, commands, decisions, docstrings, frontier, schedules, schemas  # noqa: E402
+from generate import codes, commands, decisions, docstrings, frontier, notebooks, schedules, schemas  # noqa: E402
 from generate.write import write  # noqa: E402
 
 project = "schedc"
@@ -49,6 +49,7 @@ def _generate(app: Any) -> None:
     write(reference / "frontier", frontier.pages())
     write(reference / "schedules", schedules.pages())
     write(reference / "schemas", schemas.pages())
+    write(DOCS / "guide" / "notebooks", notebooks.pages())
 
 
 def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:

@@ -40,6 +40,9 @@ def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
     expected = {"codes": set(CODES), "schedules": set(names()), "commands": {*COMMANDS, *plans}}
     for folder, wanted in expected.items():
         assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
+    notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
+    assert {path.stem for path in (site / "guide" / "notebooks").glob("*.html")} == notebooks | {"index"}
+    assert len(notebooks) == 5
     assert {path.stem for path in (site / "drawings").iterdir()} == {*names(), "frontier"}
     assert {path.name for path in (site / "schemas").iterdir()} == set(map(file_name, outputs()))
 
