@@ -24,7 +24,19 @@ COMMANDS = {
     **{name: name for name in ("calibrate", "check", "checkpoint", "compare", "diagnose", "diff", "doctor")},
     **{
         name: name
-        for name in ("export", "fit", "fmt", "freeze", "frontier", "layout", "lsp", "partition", "plan", "prove")
+        for name in (
+            "export",
+            "fit",
+            "fmt",
+            "freeze",
+            "frontier",
+            "layout",
+            "lock",
+            "lsp",
+            "partition",
+            "plan",
+            "prove",
+        )
     },
     **{name: name for name in ("providers", "report", "run", "show", "torchrun", "tune", "watch")},
     "compile": "check",

@@ -76,13 +76,11 @@ def cost_arguments(command: F) -> F:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Costs as TOML (docs/guide/costs.md); --cost overrides single values.",
     )(with_costs)
-    return click.option(
-        "--cost",
-        "cost_options",
-        multiple=True,
-        metavar="NAME=NUMBER",
-        help=help_text(),
-    )(wrapped)  # type: ignore[return-value]
+    return cost_words(wrapped)  # type: ignore[return-value]
+
+
+cost_words = click.option("--cost", "cost_options", multiple=True, metavar="NAME=NUMBER", help=help_text())
+"""Adds --cost, which the command gets as texts in ``cost_options``."""
 
 
 replicas_argument = click.option(

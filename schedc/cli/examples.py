@@ -20,6 +20,7 @@ EXAMPLES = {
     "import": "import order.csv -o order.schedule",
     "layout": "layout --layers 30 --schedule zbv -D P=4",
     "list": "list",
+    "lock": "lock zbv -D P=8 -D M=32",
     "lsp": "lsp",
     "partition": "partition models:make --example 'int64[2,32]'",
     "plan": "plan deepseek-v3 h800 -D devices=2048 --batch 4608x8192 -o plans",

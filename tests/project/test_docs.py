@@ -160,6 +160,7 @@ def resolves(name: str) -> bool:
 
 
 OF_FILES_AND_EDITORS = {
+    "schedc.lock",
     "schedc.toml",
     "schedc/preview",
     *json.loads((ROOT / "editors/vscode/package.json").read_text())["contributes"]["configuration"]["properties"],

@@ -13,8 +13,8 @@ from schedc.cli.defaults import ALLOWED
 from schedc.load.library import load
 from support.commands import schedc
 
-SHARED = {"--format", "--memory", "--objective", "--only", "--output", "-o", "--to"}
-"""Options that several commands have with their own values: a form, a cap, an aim, a part, a place, a target."""
+SHARED = {"--check", "--format", "--memory", "--objective", "--only", "--output", "-o", "--to"}
+"""Options with values of their own in several commands: a comparison, a form, a cap, an aim, a part, a place, a target."""
 
 
 def options(group: click.Group, context: click.Context) -> dict[str, set[tuple[bool, str]]]:
