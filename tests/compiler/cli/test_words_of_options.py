@@ -14,7 +14,7 @@ from schedc.load.library import load
 from support.commands import schedc
 
 SHARED = {"--check", "--format", "--memory", "--objective", "--only", "--output", "-o", "--to"}
-"""Options with values of their own in several commands: a comparison, a form, a cap, an aim, a part, a place, a target."""
+"""Options with own values in several commands: a comparison, a form, a cap, an aim, a part, a place, a target."""
 
 
 def options(group: click.Group, context: click.Context) -> dict[str, set[tuple[bool, str]]]:
