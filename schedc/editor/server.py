@@ -203,6 +203,13 @@ def _sign(server: LanguageServer, params: types.SignatureHelpParams) -> types.Si
     return types.SignatureHelp([types.SignatureInformation(FORMS[word], documentation=WORDS[word])])
 
 
+def _lens(server: LanguageServer, params: types.CodeLensParams) -> list[types.CodeLens]:
+    """Above each schedule and plan, the command `schedc.preview` of the editor."""
+    source = _source(server, params.text_document.uri)
+    command = types.Command("draw", "schedc.preview")
+    return [types.CodeLens(_range(source, symbol.place), command) for symbol in symbols(source)]
+
+
 def _draw(server: LanguageServer, params: Any) -> dict[str, str | None]:
     """A page that draws the text of ``uri``; null while the text has findings."""
     return {"html": preview(_source(server, params.uri))}
@@ -274,6 +281,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     types.TEXT_DOCUMENT_INLAY_HINT: _hint,
     types.TEXT_DOCUMENT_SIGNATURE_HELP: _sign,
     types.TEXT_DOCUMENT_CODE_ACTION: _act,
+    types.TEXT_DOCUMENT_CODE_LENS: _lens,
     "schedc/preview": _draw,
 }
 """What answers each request of the protocol, and one of our own."""

@@ -227,6 +227,8 @@ def test_a_file_is_written_with_the_servers_help(client: LanguageClient) -> None
         ("rename", {"position": {"line": 4, "character": 6}, "newName": "half"}, {"newText": "half"}),
         ("documentSymbol", {}, {"name": "mine"}),
         ("foldingRange", {}, {"startLine": 2, "endLine": 6}),
+        ("codeLens", {}, {"title": "draw", "command": "schedc.preview"}),
+        ("codeLens", {}, {"line": 2}),
         ("semanticTokens/full", {}, {"data": [2, 9, 4, 5, 0]}),
         ("inlayHint", {"range": {"start": {"line": 0, "character": 0}, "end": {"line": 9, "character": 0}}},
          {"label": "4 times"}),
