@@ -26,7 +26,10 @@ PRONOUNS = frozenset({
 })  # fmt: skip
 LISTED = re.compile(r"\b(?:once more|ever so|st(?:and|ands|anding|ood) for|there are none|told)\b", re.IGNORECASE)
 FOLDERS = ("schedc", "runtime", "tests", "benchmarks", "examples", "docs", "schedules")
-MADE = tuple(ROOT / "docs" / "reference" / name for name in ("codes", "commands", "frontier", "schedules", "schemas"))
+MADE = (
+    ROOT / "docs" / "guide" / "notebooks",
+    *(ROOT / "docs" / "reference" / name for name in ("codes", "commands", "frontier", "schedules", "schemas")),
+)
 """Folders that `make docs` writes."""
 
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)|!?\[([^\]]*)\]\([^)]*\)")

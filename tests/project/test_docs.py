@@ -27,6 +27,7 @@ GENERATED = {
     REFERENCE / "frontier": {"index"},
     REFERENCE / "schedules": {"index", *names()},
     REFERENCE / "schemas": {"index"},
+    ROOT / "docs" / "guide" / "notebooks": {"index", *(path.stem for path in ROOT.glob("examples/notebooks/*.ipynb"))},
 }
 """Folders of pages that `make docs` writes, and the names of their pages."""
 
