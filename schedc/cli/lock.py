@@ -40,7 +40,7 @@ def lock_command(
 
     `--check` makes them anew, too, and compares. Paths are as seen from the current folder.
     """
-    from schedc.report.locked import LockedCase, changes, figures, to_toml
+    from schedc.report.locked import LockedCase, locked_figures, moved_figures, to_toml
     from schedc.step.costs.costs import Costs
 
     if not schedules and (sizes or cost_options):
@@ -49,14 +49,14 @@ def lock_command(
         raise click.UsageError("--check compares everything in the file: give no schedule")
     kept = _read(path) if path.exists() or not schedules else []
     if compared:
-        lines = [line for case, told in kept for line in changes(case, told, figures(case)[1])]
+        lines = [line for case, told in kept for line in moved_figures(case, told, locked_figures(case)[1])]
         click.echo("\n".join(lines) or f"{len(kept)} as in {path}")
         sys.exit(FINDINGS if lines else 0)
     with asked():
         Costs.from_options(cost_options)
     cases = [LockedCase(name, sizes, cost_options) for name in schedules] or [case for case, _ in kept]
     rows = {case.key: (case, told) for case, told in kept}
-    rows |= {case.key: (case, told) for case, told in map(figures, cases)}
+    rows |= {case.key: (case, told) for case, told in map(locked_figures, cases)}
     write(to_toml(rows.values()), path)
 
 

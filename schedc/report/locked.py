@@ -41,7 +41,7 @@ Locked = tuple[LockedCase, dict[str, Any]]
 """A case with its figures by name."""
 
 
-def figures(case: LockedCase) -> Locked:
+def locked_figures(case: LockedCase) -> Locked:
     """The case at all its sizes, and its figures. Raises `DiagnosticError` where the schedule is not legal."""
     step = analyse(case.schedule, case.sizes, Costs.from_options(case.costs))
     told = {
@@ -60,7 +60,7 @@ def _digest(schedule: Schedule) -> str:
     return sha256(b"|".join(columns)).hexdigest()[:16]
 
 
-def changes(case: LockedCase, kept: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def moved_figures(case: LockedCase, kept: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """A line for each figure that is another one now."""
     for name in now:
         if kept.get(name) != now[name]:
