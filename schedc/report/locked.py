@@ -105,5 +105,5 @@ def _row(row: Any) -> Locked:
         case {"schedule": str(schedule), "sizes": dict(sizes), "costs": list(costs), **told} if all(
             type(value) is int for value in sizes.values()
         ) and all(isinstance(cost, str) for cost in costs):
-            return LockedCase(schedule, sizes, tuple(costs)), told
+            return LockedCase(schedule, sizes, tuple(costs)), {str(name): value for name, value in told.items()}
     raise ValueError(f"a table [[{TABLE}]] needs the texts schedule and costs, and whole numbers in sizes")
