@@ -1,6 +1,6 @@
 """Rows of unequal cost: how evenly they are dealt, what their order gains, and whether samples and gradients stay.
 
-    python benchmarks/rows.py order | sampler | losses | count | shapes [--json]
+    python benchmarks/rows.py order | sampler | losses | count | shapes | choose [--json]
 
 Rows of 32,768 tokens are packed from drawn documents. Attention takes 0.8 of a row that is one document.
 
@@ -24,6 +24,11 @@ shapes: runs steps whose microbatches have two and eight lengths, on real ranks.
 and gradients within 1e-13 of padded steps. `sent` is the share of numbers in messages of those of padded steps.
 `bound_again` counts streams bound, and recordings, in later steps of the same lengths in another order.
 
+choose: chooses among four programs for drawn rows, P = 8 and M = 32, on V shapes and on one stage per rank. Then chosen
+programs run on real ranks. `milliseconds` is the median compute time of a choice once loops are compiled, and `first`
+that before: 10 is the most of both. `floor` is the mean step over its floor, none below 1. `gained` is the mean step
+over that of the first program, ordered by as many tries. `bound_later` counts streams that later steps bind.
+
 Printed: `cases`, `failed` (the number beside their limit), figures, and what failed. The exit status is 1 if a case
 failed.
 """
@@ -39,12 +44,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from figures import lines, parser_of
 
+from support.chosen_cases import choose
 from support.counted_cases import count
 from support.row_cases import Judged, losses, order, sampler
 from support.shape_cases import shapes
 
 WORDS: dict[str, Callable[[], Judged]] = {
-    "order": order, "sampler": sampler, "losses": losses, "count": count, "shapes": shapes
+    "order": order, "sampler": sampler, "losses": losses, "count": count, "shapes": shapes, "choose": choose
 }  # fmt: skip
 """By word: what runs, and gives the number of cases, what failed, and figures."""
 

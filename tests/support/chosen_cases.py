@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from math import inf
+from statistics import mean, median
+from time import thread_time
 from typing import Any
 
 import schedc
+from schedc.step.costs.costs import Costs
+from schedc.step.numba_kernels import kernels, load
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.data import StepChoice
+from schedc_runtime.data import ProgramChoices, StepChoice
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.pipeline.build import bound
 from schedc_runtime.testing import pool
+from support.row_cases import costs_of_rows
 from support.runtime_cases import model_for, tokens
 
 
@@ -130,3 +136,39 @@ def chosen(numbers: tuple[int, ...] = tuple(range(len(FAMILIES)))) -> tuple[int,
             ]
             failed += [f"{family.names}, rank {rank}: {after} streams are bound later"] if after else []
     return cases, failed, {"bound": most, "bound_later": later}
+
+
+LIMIT = 10.0
+"""Milliseconds that a choice may compute."""
+DRAWN = (("dualpipev", "zbv", "vhalf", "vmin"), ("1f1b", "zbh1", "eager_1f1b", "zbh2"))
+"""Schedules of one placement, the one of a pipeline without a choice first."""
+
+
+def _choices(names: tuple[str, ...], costs: Costs, draws: int) -> list[tuple[float, float, float]]:
+    """[draws] milliseconds of a choice for 8 ranks and 32 microbatches, the step over its floor, and over the first."""
+    choices = ProgramChoices.of([schedc.compile(name, P=8, M=32) for name in names], costs)
+    alone, found = ProgramChoices.of([schedc.compile(names[0], P=8, M=32)], costs), []
+    for seed in range(draws):
+        rows = costs_of_rows(("bimodal", "log-normal")[seed % 2], 32, seed)[None]
+        began = thread_time()
+        chosen = choices.choose(rows, [0])
+        found.append((1e3 * (thread_time() - began), chosen.makespan / chosen.floor,
+                      chosen.makespan / alone.choose(rows, [0]).makespan))  # fmt: skip
+    return found
+
+
+def choose(draws: int = 20) -> tuple[int, list[str], dict[str, Any]]:
+    """The number of cases, what failed, and figures. A case is a choice, or a step on a rank."""
+    cases, failed, figures = chosen()
+    both = {}
+    for compiled in (False, True):
+        if compiled:
+            load()
+            kernels(inf)
+        both[compiled] = [each for names in DRAWN for each in _choices(names, Costs(p2p=0.05), draws)]
+    times = {key: median(each[0] for each in found) for key, found in both.items()}
+    failed += [f"a choice computes for {each:.1f} ms" for each in times.values() if each > LIMIT]
+    failed += ["a step is below its floor" for found in both.values() for each in found if each[1] < 1 - 1e-9]
+    _, floors, gains = (mean(each) for each in zip(*both[True], strict=True))
+    told = {"milliseconds": times[True], "first": times[False], "floor": floors, "gained": gains}
+    return cases + sum(map(len, both.values())), failed, {**told, **figures}
