@@ -78,7 +78,7 @@ def to_text(floor: dict[str, Any]) -> Iterator[str]:
     """The floor of a schedule for people."""
     reached = "reached: no order is shorter" if floor["reached"] else "not reached"
     yield f"floor of the makespan {floor['makespan']:g} ({reached}), by rank {floor['rank']}"
-    yield f"rank {floor['rank']} idles for {floor['bubble']:g} at least: {_why(floor)}"
+    yield f"rank {floor['rank']} idles for {floor['bubble']:g} at least: {_reason(floor)}"
     common = ", with this in common: " + "; ".join(floor["limits"]) if floor["limits"] else ""
     yield f"the floor holds for every order of these ops within the memory that each rank holds here{common}"
 
@@ -92,16 +92,16 @@ def ranks_text(floor: dict[str, Any]) -> Iterator[str]:
     yield f"at {equations(floor['sizes'])}: {best}"
     yield from rest
     for rank in floor["ranks"]:
-        idle = f"idles for {rank['bubble']:g} at least: {_why(rank)}"
+        idle = f"idles for {rank['bubble']:g} at least: {_reason(rank)}"
         yield f"  rank {rank['rank']}: {rank['makespan']:g}, {idle}"
 
 
 def line_of_tune(floor: dict[str, Any]) -> str:
     """The floor behind a bound of `schedc tune`."""
     does = "idles for or loses to lone ops" if floor["pair_saves"] else "idles for"
-    return f"the bound is a floor: rank {floor['rank']} {does} {floor['bubble']:g} at least: {_why(floor)}"
+    return f"the bound is a floor: rank {floor['rank']} {does} {floor['bubble']:g} at least: {_reason(floor)}"
 
 
-def _why(floor: dict[str, Any]) -> str:
-    """Why a rank idles so long."""
+def _reason(floor: dict[str, Any]) -> str:
+    """Why a rank idles so long, in words."""
     return floor["why"] or "it may run all the time"

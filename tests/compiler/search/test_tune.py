@@ -292,6 +292,13 @@ def schedc(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
+def test_one_rank_has_a_reason_too() -> None:
+    assert (
+        "rank 0 idles for 0 at least: it may run all the time"
+        in schedc("tune", "gpipe", "-D", "P=1", "-D", "M=2").output
+    )
+
+
 def test_a_floor_of_split_backwards_is_not_told_of_shorter_whole_ones() -> None:
     ways = [schedc("tune", "1f1b", "--split", *costs).output for costs in ((), ("--cost", "B=1.2"))]
     assert ["the bound is a floor" in output for output in ways] == [True, False]
