@@ -74,14 +74,14 @@ def run_word(description: str | None, words: Mapping[str, str]) -> None:
     if unknown := [f"--{name}" for name in given if name not in signature(judge).parameters]:
         parser.error(f"`{args.word}` takes no {' and no '.join(unknown)}")
     start = sum(os.times()[:4])
-    with _stdout_as_stderr():
+    with stdout_as_stderr():
         figures = judge(**given)
     give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
     sys.exit(1 if figures["failed"] else 0)
 
 
 @contextmanager
-def _stdout_as_stderr() -> Iterator[None]:
+def stdout_as_stderr() -> Iterator[None]:
     """Sends to stderr what this process and its children print, so that stdout has the figures alone."""
     sys.stdout.flush()
     kept = os.dup(1)

@@ -48,7 +48,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import give, parser_of
+from figures import give, parser_of, stdout_as_stderr
 
 from schedc_runtime.testing import CaseFailed, pool
 
@@ -247,7 +247,9 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="file of finished cases, which are not run again")
     options = parser.parse_args()
     load_for_ranks()
-    give(figures(WORDS[options.word], options), options)
+    with stdout_as_stderr():  # ranks say there what they keep
+        told = figures(WORDS[options.word], options)
+    give(told, options)
 
 
 if __name__ == "__main__":
