@@ -14,18 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import schedc
 from schedc.ir.plan import HeadLoss
 from schedc.plan import Plan
-from schedc_runtime import ChunkedLoss, Loss, Mesh, Pipeline
+from schedc_runtime import ChunkedLoss, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
-from support.tensor_cases import (
-    SCHEDULES,
-    TOY_PLAN,
-    batch,
-    family,
-    toy,
-    wide_norms,
-)
+from support.tensor_cases import SCHEDULES, TOY_PLAN, batch, family, toy, wide_norms
+from support.wide_models import WideModel, on_rank_0
+from support.wide_numbers import narrow
 
 
 class Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,16 +52,14 @@ def labels() -> Tensor:
     return given
 
 
-def reference(model: nn.Module, head: str, logits_of: Any) -> tuple[float, dict[str, Tensor], Tensor]:
-    """Loss, gradients [...] and logits [rows, S, V] of one process with plain autograd."""
-    whole = deepcopy(model)
+@on_rank_0
+def reference(model: nn.Module, logits_of: Any) -> tuple[float, dict[str, Tensor], Tensor]:
+    """Loss, gradients [...] and logits [rows, S, V] of one process with plain autograd in long doubles."""
+    whole = WideModel(model)
     logits = logits_of(whole(input_ids=batch()[0]))
-    result = ChunkedLoss(head)(logits, labels())
-    assert isinstance(result, Loss)
-    loss = result.sum / result.count
-    loss.backward()  # type: ignore[no-untyped-call]
-    grads = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    return loss.item(), grads, logits.detach()
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels().flatten())
+    loss.backward()
+    return narrow(loss).item(), whole.gradients(), narrow(logits)
 
 
 def _case(
@@ -108,7 +101,7 @@ def toys(rank: int, world: int) -> dict[str, Any]:
     ):  # fmt: skip
         model = toy(tied=tied, blocks=4 if schedule == "dualpipev" else 2)
         name = f"{schedule}{' tied' * tied} {form}{' whole' * (styles is WHOLE)}"
-        figures[name] = _case(model, "head", schedule, form, styles, reference(model, "head", lambda given: given))
+        figures[name] = _case(model, "head", schedule, form, styles, reference(model, lambda given: given))
     return figures | {"refused": _refused()}
 
 
@@ -138,7 +131,7 @@ def families(rank: int, world: int, names: list[str], schedules: list[str], **si
         for tied in (False, True):
             with wide_norms():
                 model = family(name, **{"tie_word_embeddings": tied, "vocab_size": 96, **sizes})
-                expected = reference(model, "lm_head", lambda given: given["logits"])
+                expected = reference(model, lambda given: given["logits"])
                 for number, schedule in enumerate(schedules):
                     form = ("early", "again")[(number + tied) % 2]
                     row = {"family": name, "tied": tied, "schedule": schedule, "form": form}

@@ -69,7 +69,7 @@ def _near(value: Any) -> Any:
 
 
 def _bits(value: Any) -> Any:
-    return torch.from_numpy(value.numbers.view(SAME_SIZE)) if isinstance(value, Wide) else value
+    return torch.from_numpy(np.asarray(value.numbers, order="C").view(SAME_SIZE)) if isinstance(value, Wide) else value
 
 
 def _moved(func: Any, args: Any, kwargs: Any) -> Any:
@@ -234,6 +234,19 @@ def _scatter_(target: Wide, dim: int, index: Tensor, source: Any) -> Wide:
     return target
 
 
+def _masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    chosen, changed = np.broadcast_to(mask != 0, x.shape), x.copy()
+    changed[chosen] = source.reshape(-1)[: chosen.sum()]
+    return changed
+
+
+def _masked_scatter_backward(grad: Any, mask: Any, sizes: Sequence[int]) -> Any:
+    slopes = np.zeros(int(np.prod(sizes)), np.longdouble)
+    chosen = grad[np.broadcast_to(mask != 0, grad.shape)]
+    slopes[: len(chosen)] = chosen
+    return slopes.reshape(sizes)
+
+
 def _topk(x: Wide, k: int, dim: int = -1, *_: Any, **__: Any) -> tuple[Wide, Tensor]:
     places = torch.topk(_near(x), k, dim).indices
     return Wide(np.take_along_axis(x.numbers, places.numpy(), dim)), places
@@ -271,6 +284,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sigmoid_backward": lambda grad, y: grad * y * (1 - y), "silu": lambda x: x * _sigmoid(x),
     "silu_backward": _silu_backward, "gelu": _gelu, "gelu_backward": _gelu_backward, "sum": _sum, "mean": _mean,
     "mm": np.matmul, "bmm": np.matmul, "addmm": lambda x, y, z: x + y @ z, "masked_fill": _masked_fill,
+    "masked_scatter": _masked_scatter, "masked_scatter_backward": _masked_scatter_backward,
     "_softmax": _softmax, "_softmax_backward_data": _softmax_backward, "_log_softmax": _log_softmax,
     "_log_softmax_backward_data": _log_softmax_backward, "where": np.where,
 }  # fmt: skip
@@ -317,7 +331,23 @@ def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | Non
     return weighed if bias is None else weighed + bias
 
 
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *_: Any
+) -> Tensor:
+    """A convolution [batch, channels, sizes] of patches that lie side by side, as a product."""
+    kernel = tuple(weight.shape[2:])
+    assert tuple(stride) == kernel
+    assert not any(padding)
+    cut = [part for size, width in zip(x.shape[2:], kernel, strict=True) for part in (size // width, width)]
+    places = range(2, 2 + len(cut))
+    patches = x.reshape(*x.shape[:2], *cut).permute(0, *places[::2], 1, *places[1::2]).flatten(1 + len(kernel))
+    product = patches @ weight.flatten(1).t()
+    return (product if bias is None else product + bias).movedim(-1, 1)
+
+
 WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+    torch.conv2d: _convolution,
+    torch.conv3d: _convolution,
     nn.functional.scaled_dot_product_attention: _attention,
     nn.functional.layer_norm: _layer_norm,
 }
