@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from random import Random
 from typing import Any
 
 from schedc.cell import CellCosts, CellProgram, SegmentTimes, StageShape, cell_program
+from schedc.ir.program import Program
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.pipeline.build.assemble import order_cells
+from schedc_runtime.pipeline.build.replica_works import place_works
 
 
 def overlapping(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
@@ -35,16 +37,30 @@ ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping, "drawn": dr
 
 
 def in_each_order(pipe: Pipeline, names: Iterable[str] = tuple(ORDERS)) -> Iterator[str]:
-    """Each of these orders, which the cells have when it is given; gradients are gone then. A collective."""
+    """Gives the cells each of these orders. Gradients are gone when it yields. A collective."""
     assembly = pipe._assembly
     for name in names:
         assembly.settings = replace(assembly.settings, cells=ORDERS[name])
         order_cells(assembly)
         assembly.bound_code.cells = assembly.cell_source
-        assembly.bound_code.forget()
-        for parameter in pipe.parameters():
-            parameter.grad = None
+        _begin(pipe)
         yield name
+
+
+def in_each_program(pipe: Pipeline, programs: Sequence[Program]) -> Iterator[None]:
+    """Runs each of these orders of the ops of one program. Gradients are gone when it yields. A collective."""
+    assembly = pipe._assembly
+    for program in programs:
+        assembly.program = program
+        place_works(assembly)
+        _begin(pipe)
+        yield
+
+
+def _begin(pipe: Pipeline) -> None:
+    pipe._assembly.bound_code.forget()
+    for parameter in pipe.parameters():
+        parameter.grad = None
 
 
 def digest(pipe: Pipeline) -> str:

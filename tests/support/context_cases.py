@@ -42,7 +42,7 @@ def own_rows(mesh: Mesh, replica: int, microbatches: int) -> ContextRows:
 
 
 def _pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> tuple[Pipeline, ContextRows]:
-    sizes = SCHEDULES[schedule]
+    sizes = SCHEDULES.get(schedule, {"M": 4})
     replica = mesh.coordinate(torch.distributed.get_rank()).replica
     rows = own_rows(mesh, replica, sizes["M"])
     example = {name: value[:2] for name, value in rows.inputs.items()}
@@ -83,7 +83,7 @@ def sequences(
 
 PLANNED = """sched 1
 plan shared = {schedule}(P = {ranks}, M = 4) {{
-  layers 4
+  layers {layers}
   experts 8 top 2
   alltoall flat
   parallel tp 2 of attention cp 2 ep {experts} dp 1
@@ -92,7 +92,14 @@ plan shared = {schedule}(P = {ranks}, M = 4) {{
 
 
 def planned(
-    rank: int, world: int, names: Sequence[str], schedule: str = "1f1b", experts: int = 4, *, packed: bool = True
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    schedule: str = "1f1b",
+    experts: int = 4,
+    layers: int = 4,
+    *,
+    packed: bool = True,
 ) -> list[Any]:
     """A case for each family of a model whose mesh is that of a plan's lines, as in `sequences`; and its mesh.
 
@@ -100,13 +107,13 @@ def planned(
     """
     if not packed:
         with mock.patch.object(document_cases, "LENGTHS", ((8,),) * len(document_cases.LENGTHS)):
-            return planned(rank, world, names, schedule, experts)
+            return planned(rank, world, names, schedule, experts, layers)
     cases = []
-    text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts)
+    text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts, layers=layers)
     program = schedc.compile(Text(Source("shared.sched", text)))
     for name in names:
         with wide_norms():
-            model = expert_family(name)
+            model = expert_family(name, num_hidden_layers=layers)
             loss, gradients = alone(model)
             errors, bits = [], set()
             rows = own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
@@ -123,11 +130,15 @@ def planned(
     return cases
 
 
+def _two_layers(name: str) -> nn.Module:
+    return family(name, num_hidden_layers=2)
+
+
 def refusals(rank: int, world: int) -> dict[str, str]:
     """What a pipeline says of what context ranks do not serve, by name."""
     mesh = Mesh(2, data=2, context=2)
 
-    def told(step: bool | str = False, make: Any = family, **options: Any) -> str:
+    def told(step: bool | str = False, make: Any = _two_layers, **options: Any) -> str:
         try:
             pipe, rows = _pipe(make("llama"), "1f1b", mesh, **options)
         except RuntimeFault as fault:
@@ -145,7 +156,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         return ""
 
     def sharded() -> str:
-        pipe, _ = _pipe(family("llama"), "1f1b", mesh)
+        pipe, _ = _pipe(_two_layers("llama"), "1f1b", mesh)
         try:
             pipe.parallelize(lambda stage, replicas: fully_shard(stage, mesh=replicas["dp"]))
         except RuntimeFault as fault:
@@ -157,11 +168,11 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return {
         "sharded": sharded(),
         "graphs": told(cut=Cut(graphs=True)),
-        "auxiliary": told(make=lambda _: expert_family("Mixtral", 0.01)),
+        "auxiliary": told(make=lambda _: expert_family("Mixtral", 0.01, num_hidden_layers=2)),
         "rng": told(rng="torch"),
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),
-        "flash": told(make=lambda name: _with(family(name), "flash_attention_2")),
+        "flash": told(make=lambda name: _with(_two_layers(name), "flash_attention_2")),
         "differ": told(step="twice"),
         "places": told(example={name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}),
     }
@@ -174,7 +185,7 @@ def kept_states(rank: int, world: int, folder: str) -> list[dict[str, str]]:
     """
     told = []
     for number, mesh in enumerate((Mesh(2, data=2, context=2), Mesh(1, data=2, tensor=2, context=2))):
-        pipe, rows = _pipe(family("llama"), "1f1b", mesh)
+        pipe, rows = _pipe(_two_layers("llama"), "1f1b", mesh)
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         root = Path(folder) / str(number)
         if rank == 0 and number:

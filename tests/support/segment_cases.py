@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from schedc_runtime import ChunkedLoss, Cut, Loss, Mesh, Pipeline
 from schedc_runtime.data.documents import transformers_inputs
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from support.cell_orders import digest
+from support.cell_orders import digest, in_each_program
 from support.document_cases import alone, packed
 from support.gradient_errors import error_of
 from support.orders import schedule
@@ -72,9 +71,11 @@ MODELS: dict[str, dict[str, Any]] = {
 DEPTH, SEQUENCES, SEGMENTS = 2, 2, 4
 
 
-def model_of(name: str) -> nn.Module:
+def model_of(name: str, **sizes: int) -> nn.Module:
     """A tiny model in float64, the same on every rank."""
-    return expert_family(name, num_hidden_layers=2) if name in KINDS else family(name, **MODELS[name])
+    if name in KINDS:
+        return expert_family(name, **{"num_hidden_layers": 2, **sizes})
+    return family(name, **MODELS[name], **sizes)
 
 
 def compiled(name: str, M: int = SEQUENCES) -> Program:
@@ -158,16 +159,17 @@ def sequences(
                 programs["random"] = list(legal_orders(orders))
             for schedule_name, several in programs.items():
                 errors, held, bits = [], list[int](), set()
-                for program, plan in product(several, plans[schedule_name == "ahead" :]):
-                    options = {"loss_fn": loss_fn} if schedule_name == "random" else {}
-                    with closing(pipe_of(model, program, mesh=mesh, plan=plan, **options)) as pipe:
+                options = {"loss_fn": loss_fn} if schedule_name == "random" else {}
+                for plan in plans[schedule_name == "ahead" :]:
+                    with closing(pipe_of(model, several[0], mesh=mesh, plan=plan, **options)) as pipe:
                         for stage in pipe.held(pipe.places[0]) if levels else ():
                             stage.set_recomputation(plan.recompute_of(stage.index), count=True)
-                        with counting_held() if levels else nullcontext({0: 0}) as counted:
-                            got = pipe.step(batch, targets).item()
-                        held.append(counted[min(counted)])
-                        errors += [error_of(pipe, gradients), abs(got - loss) / loss]
-                        bits.add(digest(pipe))
+                        for _ in in_each_program(pipe, several):
+                            with counting_held() if levels else nullcontext({0: 0}) as counted:
+                                got = pipe.step(batch, targets).item()
+                            held.append(counted[min(counted)])
+                            errors += [error_of(pipe, gradients), abs(got - loss) / loss]
+                            bits.add(digest(pipe))
                 case = {"family": name, "schedule": schedule_name, "orders": len(several)}
                 cases.append(case | {"error": max(errors), "equal": len(bits) == 1, "held": held})
     return cases
@@ -178,7 +180,7 @@ def evaluated(rank: int, world: int) -> dict[str, float]:
     tokens, documents, targets = packed()
     batch = transformers_inputs(tokens, documents)
     with wide_norms():
-        model = model_of("llama")
+        model = model_of("llama", num_hidden_layers=2)
         whole = deepcopy(model).eval()(**batch).logits
         with closing(pipe_of(model, compiled("seq1f1b"), loss_fn=loss_fn)) as pipe:
             result = pipe.evaluate(batch, targets, outputs=True)
@@ -198,11 +200,11 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     """What is said of what segments do not serve, by name."""
     tokens, documents, targets = packed()
     batch = transformers_inputs(tokens, documents)
-    program = compiled("seq1f1b")
+    program, small = compiled("seq1f1b"), model_of("llama", num_hidden_layers=2)
 
     def told(step: Any = None, model: Any = None, own: Program = program, **options: Any) -> str:
         try:
-            pipe = pipe_of(model_of("llama") if model is None else model, own, **options)
+            pipe = pipe_of(small if model is None else model, own, **options)
         except RuntimeFault as fault:
             return str(fault)
         try:
@@ -214,20 +216,30 @@ def refusals(rank: int, world: int) -> dict[str, str]:
             pipe.close()
         return ""
 
+    def refused(*batch: Any) -> str:
+        try:
+            pipe.step(*batch)
+        except RuntimeFault as fault:
+            return str(fault)
+        return ""
+
     short = {name: value[:, :6] for name, value in batch.items()}
     backward = _backward_first()
-    return {
+    with closing(pipe_of(small, program)) as pipe:
+        batches = {
+            "positions": refused({"input_ids": tokens}, targets),
+            "mask": refused({**batch, "attention_mask": torch.ones_like(tokens)}, targets),
+            "tokens": refused(short, targets[:, :6]),
+            "rows": refused({name: value[:7] for name, value in batch.items()}, targets[:7]),
+            "list": refused([batch, batch], [targets, targets]),
+            "numbers": refused(batch, targets[:, 0]),
+        }
+    return batches | {
         "compile": told(compile={"backend": "aot_eager"}),
         "graphs": told(cut=Cut(graphs=True)),
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told((batch, targets), loss_fn=lambda output, labels: output["logits"].sum()),
-        "positions": told(({"input_ids": tokens}, targets)),
-        "mask": told(({**batch, "attention_mask": torch.ones_like(tokens)}, targets)),
-        "tokens": told((short, targets[:, :6])),
-        "rows": told(({name: value[:7] for name, value in batch.items()}, targets[:7])),
-        "list": told(([batch, batch], [targets, targets])),
-        "numbers": told((batch, targets[:, 0])),
-        "state": told(model=_with_layers(model_of("llama"), "linear_attention")),
+        "state": told(model=_with_layers(deepcopy(small), "linear_attention")),
         "forward": told((batch, targets), own=backward[0]),
         "backward": told((batch, targets), own=backward[1]),
     }

@@ -15,6 +15,9 @@ import schedc
 from schedc_runtime import Mesh, Pipeline, Ragged
 from support.gradient_errors import error_of
 from support.needs import needed
+from support.tensor_cases import wide_norms
+from support.wide_models import WideModel, on_rank_0
+from support.wide_numbers import narrow
 
 COUNTS = (2, 0, 1, 3, 1, 0, 0, 1)
 """Images by row."""
@@ -106,17 +109,24 @@ SCHEDULES = {"1f1b": {"M": 4}, "zbh1": {"M": 4}, "dualpipev": {"M": 4}}
 def vision(rank: int, world: int, name: str, schedules: Sequence[str] = tuple(SCHEDULES)) -> list[dict[str, Any]]:
     """A case for each schedule: the error of loss and gradients on two ranks of a pipeline."""
     made, cases = MODELS[name](), []
-    whole = deepcopy(made.model)
-    expected = loss_fn(whole(**made.fields, use_cache=False), made.tokens)
-    expected.backward()
-    gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
-    for schedule in schedules:
-        program = schedc.compile(schedule, P=world, **SCHEDULES[schedule])
-        pipe = Pipeline(
-            deepcopy(made.model), program, loss_fn=loss_fn, mesh=Mesh(world), example=made.batch(), timeout=60.0
-        )
-        got = pipe.step(made.batch(), made.tokens).item()
-        error = max(error_of(pipe, gradients), abs(got - expected.item()) / expected.item())
-        cases.append({"family": name, "schedule": schedule, "images": list(COUNTS), "error": error})
-        pipe.close()
+    with wide_norms():
+        expected, gradients = _reference(made)
+        for schedule in schedules:
+            program = schedc.compile(schedule, P=world, **SCHEDULES[schedule])
+            pipe = Pipeline(
+                deepcopy(made.model), program, loss_fn=loss_fn, mesh=Mesh(world), example=made.batch(), timeout=60.0
+            )
+            got = pipe.step(made.batch(), made.tokens).item()
+            error = max(error_of(pipe, gradients), abs(got - expected) / expected)
+            cases.append({"family": name, "schedule": schedule, "images": list(COUNTS), "error": error})
+            pipe.close()
     return cases
+
+
+@on_rank_0
+def _reference(made: Captioned) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients [...] of one process with plain autograd in long doubles."""
+    whole = WideModel(made.model)
+    loss = loss_fn(whole(**made.fields, use_cache=False), made.tokens)
+    loss.backward()
+    return narrow(loss).item(), whole.gradients()

@@ -31,9 +31,9 @@ CASES = "support.context_cases"
 @pytest.mark.slow
 def test_documents_over_context_ranks_are_those_alone() -> None:
     """Full attention, and windows shorter than documents; every order of a cell has the same bits."""
-    for names, sizes in ((["qwen3"], {}), (["mistral"], {"sliding_window": 3})):
-        schedule = "dualpipev" if names == ["qwen3"] else "1f1b"
-        for cases in pool(4).run(f"{CASES}:sequences", timeout=240, names=names, schedules=[schedule], **sizes):
+    for name, schedule, sizes in (("qwen3", "1f1b_overlap", {}), ("mistral", "1f1b", {"sliding_window": 3})):
+        given: dict[str, Any] = {"names": [name], "schedules": [schedule], "num_hidden_layers": 2, **sizes}
+        for cases in pool(4).run(f"{CASES}:sequences", timeout=240, **given):
             assert len(cases) == 1
             assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
@@ -43,7 +43,13 @@ def test_documents_over_context_ranks_are_those_alone() -> None:
 @pytest.mark.slow
 def test_tensor_and_context_ranks_work_together() -> None:
     for cases in pool(4).run(
-        f"{CASES}:sequences", timeout=240, names=["llama"], schedules=["1f1b"], pipeline=1, tensor=2
+        f"{CASES}:sequences",
+        timeout=240,
+        names=["llama"],
+        schedules=["1f1b"],
+        pipeline=1,
+        tensor=2,
+        num_hidden_layers=2,
     ):
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
@@ -53,7 +59,7 @@ def test_tensor_and_context_ranks_work_together() -> None:
 @pytest.mark.slow
 def test_a_plan_spreads_attention_sequences_and_experts_over_the_same_ranks() -> None:
     """tp 2 of attention, cp 2 and ep 4: each expert group spans the ranks of one sequence."""
-    for (case,) in pool(4).run(f"{CASES}:planned", timeout=240, names=["Mixtral"], schedule="zbh1"):
+    for (case,) in pool(4).run(f"{CASES}:planned", timeout=240, names=["Mixtral"], schedule="zbh1", layers=2):
         assert case["mesh"] == repr(Mesh(1, 4, tensor=2, context=2))
         assert case["error"] <= 1e-14, case
         assert case["equal"]
