@@ -81,6 +81,7 @@ def test_levels_of_recomputation_have_the_same_bits(
         held = [case["held"][level] for level in levels]
         assert held == sorted(held, reverse=True)
         assert held[-1] <= share * held[0], held
+        assert sum(held) / len(held) == pytest.approx((held[0] + held[-1]) / 2, rel=0.05), "half of each"
 
 
 @needs("transformers")
