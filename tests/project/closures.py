@@ -51,6 +51,7 @@ ASKED_FOR = tuple(
         "tensor_parallel",
         "row_flow",
         "layer_levels",
+        "pipeline.spans",
     )
 )
 CLOSURES = (

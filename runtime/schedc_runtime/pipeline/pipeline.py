@@ -70,6 +70,7 @@ class Pipeline(OptimizerCalls):
         ``"norm"``.
     tensor_plan: how tensor ranks split products, a style by name: ``{"layers.*.mlp.up": "colwise", ...}``. By default
         the model's own ``_tp_plan``, as models of Transformers have it. Used where the mesh has tensor ranks.
+    telemetry: a tracer of OpenTelemetry, which gets each training step and its instructions as spans.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed; one rank always runs so. A batch has all replicas' rows.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
@@ -114,6 +115,7 @@ class Pipeline(OptimizerCalls):
         kernels: Kernels = (),
         providers: Mapping[str, str] | None = None,
         tensor_plan: Mapping[str, str] | None = None,
+        telemetry: Any = None,
         others: Sequence[Program] = (),
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
@@ -127,6 +129,10 @@ class Pipeline(OptimizerCalls):
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
+        if telemetry is not None:
+            from schedc_runtime.pipeline.spans import StepSpans
+
+            self._runner.watches.append(StepSpans(telemetry, assembly, self._runner.graphs is not None))
         if audit is not None:
             audit.watch(self)
 

@@ -58,5 +58,5 @@ def watch_speed(
         runner.control, here if in_process else runner.control.names, tell, runner.trained, ring,
         assembly.places[0] if level == 2 else None, details,
     )  # fmt: skip
-    runner.watches = [*(other for other in runner.watches if not isinstance(other, SpeedWatch)), watch]
+    runner.watches = [watch, *(other for other in runner.watches if not isinstance(other, SpeedWatch))]
     return watch
