@@ -51,7 +51,7 @@ ASKED_FOR = tuple(
         "tensor_parallel",
         "row_flow",
         "layer_levels",
-        "pipeline.spans",
+        "telemetry",
     )
 )
 CLOSURES = (

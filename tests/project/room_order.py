@@ -46,7 +46,7 @@ LEVELS = {
         ("models",),
         ("execute",),
         ("blame",),
-        ("data_parallel", "keeper", "speed", "migration"),
+        ("data_parallel", "keeper", "speed", "migration", "telemetry"),
         ("pipeline",),
         ("audit",),
         ("parity", "measure", "trainers"),

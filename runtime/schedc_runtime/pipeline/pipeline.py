@@ -130,9 +130,9 @@ class Pipeline(OptimizerCalls):
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
         if telemetry is not None:
-            from schedc_runtime.pipeline.spans import StepSpans
+            from schedc_runtime.telemetry import StepSpans
 
-            self._runner.watches.append(StepSpans(telemetry, assembly, self._runner.graphs is not None))
+            self._runner.watches.append(StepSpans(telemetry, assembly.places, self._runner.graphs is not None))
         if audit is not None:
             audit.watch(self)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor, StreamTimes
 from schedc_runtime.execute.instruction_names import batch_label
-from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.ranks.mesh import Coordinate
 
 
 class _Times(NamedTuple):
@@ -27,14 +27,14 @@ class StepSpans:
     host's: on a GPU they end when an instruction is launched. A step that fails has no span.
     """
 
-    def __init__(self, tracer: Any, assembly: Assembly, graphs: bool) -> None:
+    def __init__(self, tracer: Any, places: Sequence[Coordinate], graphs: bool) -> None:
         if graphs:
             raise RuntimeFault("a step that is one graph has no spans of instructions", 'leave graphs="step" out')
         if not hasattr(tracer, "start_span"):
             raise RuntimeFault(
                 f"telemetry={tracer!r} is no tracer of OpenTelemetry", 'pass opentelemetry.trace.get_tracer("trainer")'
             )
-        self._tracer, self._places = tracer, assembly.places
+        self._tracer, self._places = tracer, places
         self._running: list[tuple[Executor, StreamTimes]] = []
         self._begin = self._epoch = 0
 
