@@ -12,7 +12,7 @@ from schedc_runtime.execute.instruction_names import batch_label
 from schedc_runtime.ranks.mesh import Coordinate
 
 
-class _Times(NamedTuple):
+class _SpanTimes(NamedTuple):
     """When an instruction ran, in ns of the host's clock since the epoch."""
 
     name: str
@@ -58,23 +58,23 @@ class StepSpans:
             self._emit(marks, self._times(executor, times))
             executor.times = None
 
-    def _times(self, executor: Executor, times: StreamTimes) -> list[_Times]:
+    def _times(self, executor: Executor, times: StreamTimes) -> list[_SpanTimes]:
         """The instructions in their order. A traced step has measured itself."""
         program = executor.program
         if executor.intervals:
             return [
-                _Times(batch_label(program, x.row, x.rows, x.part), x.start + self._epoch, x.end + self._epoch)
+                _SpanTimes(batch_label(program, x.row, x.rows, x.part), x.start + self._epoch, x.end + self._epoch)
                 for x in executor.intervals
             ]
         ended = times.ended or ()
         starts = [self._begin, *ended]
         names = [batch_label(program, x.row, x.width, x.label) for x in executor.code.steps]
         return [
-            _Times(name, start + self._epoch, end + self._epoch)
+            _SpanTimes(name, start + self._epoch, end + self._epoch)
             for name, start, end in zip(names, starts, ended, strict=False)
         ]
 
-    def _emit(self, marks: dict[str, Any], instructions: Sequence[_Times]) -> None:
+    def _emit(self, marks: dict[str, Any], instructions: Sequence[_SpanTimes]) -> None:
         """A span of a step, and those of its instructions inside."""
         from opentelemetry.trace import set_span_in_context
 
