@@ -118,7 +118,7 @@ class Pipeline(OptimizerCalls):
         telemetry: Any = None,
         others: Sequence[Program] = (),
     ) -> None:
-        check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
+        check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh, others=others)
         check_seconds("timeout", timeout)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)

@@ -96,6 +96,8 @@ def test_refuses_programs_that_cannot_share_a_pipeline() -> None:
     def build(*programs: schedc.Program) -> Pipeline:
         return Pipeline(model, first, loss_fn=chosen_cases.next_token_loss, in_process=True, others=programs)
 
+    with pytest.raises(RuntimeFault, match="others is a tuple, not a list of compiled programs"):
+        build("zbv")  # type: ignore[arg-type]
     looped = schedc.compile("looped_bfs", P=2, M=8, v=2)
     for wrong in (looped, schedc.compile("zbv", P=2, M=9)):
         with pytest.raises(RuntimeFault, match="cannot run in this pipeline: its stages or microbatches lie elsewhere"):
@@ -107,6 +109,11 @@ def test_refuses_programs_that_cannot_share_a_pipeline() -> None:
     pipe, batch, choice = build(*others), chosen_cases.tokens(16), chosen_cases.choice_of(chosen_cases.FAMILIES[0], 1)
     with pytest.raises(BatchRefused, match="program 3 of 3"):
         pipe.step(*batch, choice=replace(choice, number=3))
+    for number in (8, 4):  # one batch in different numbers of microbatches
+        assert pipe.step(*batch, choice=replace(choice, number=0), microbatches=number).isfinite()
+        assert pipe.step(*batch, microbatches=number).isfinite()
+    with pytest.raises(RuntimeFault, match="choice=2 is no choice of a program"):
+        pipe.step(*batch, choice=2)  # type: ignore[call-overload]
     with pytest.raises(BatchRefused, match="program 1 and 4 microbatches"):
         pipe.step(*batch, choice=choice, microbatches=4)
     pipe.close()

@@ -95,6 +95,11 @@ _KINDS = {
     ),
     "count_fn": _Kind(callable, "a function", "pass count_fn(targets), or leave it out"),
     "cut": _Kind(_optional(Cut), "a Cut", "write cut=Cut(split_points=[...])"),
+    "others": _Kind(
+        lambda value: isinstance(value, (tuple, list)) and all(isinstance(each, Program) for each in value),
+        "a list of compiled programs",
+        "write others=[schedc.compile('zbv', P=4, M=8)]",
+    ),
     "mesh": _Kind(_optional(Mesh), "a Mesh", "write mesh=Mesh(pipeline, data=replicas)"),
 }
 """By argument."""

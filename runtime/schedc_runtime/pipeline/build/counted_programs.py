@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -35,10 +35,10 @@ class CountedPrograms:
             raise RuntimeFault(f"{len(assembly.settings.others)} other programs, {MOST} are the most", "leave some out")
         self._others = [OwnWorks.of(self._other(each)) for each in assembly.settings.others]
 
-    @property
-    def count(self) -> int:
-        """Number of programs that were given, with the pipeline's own."""
-        return len(self._others) + 1
+    def given(self, microbatches: int) -> Iterator[Program]:
+        """The programs of a step that were given, the pipeline's own first; none for another number of microbatches."""
+        if microbatches == self._assembly.program.microbatches:
+            yield from (self.of("step", microbatches, number) for number in range(len(self._others) + 1))
 
     def forget(self) -> None:
         """Works among replicas have changed: make programs anew."""
@@ -53,8 +53,8 @@ class CountedPrograms:
         pipeline was built with.
         """
         assembly = self._assembly
-        if not 0 <= number < self.count:
-            raise BatchRefused(f"program {number} of {self.count}", "pass Pipeline(..., others=[...])")
+        if not 0 <= number <= len(self._others):
+            raise BatchRefused(f"program {number} of {len(self._others) + 1}", "pass Pipeline(..., others=[...])")
         if name == "step" and not number and microbatches == assembly.program.microbatches:
             return assembly.program
         if number and microbatches != assembly.program.microbatches:

@@ -54,7 +54,9 @@ class PipelineCall(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the program that runs."""
+        """The number of the program that runs. Raises `RuntimeFault` for a choice that is none."""
+        if self.choice is not None and type(getattr(self.choice, "number", None)) is not int:
+            raise RuntimeFault(f"choice={self.choice!r} is no choice of a program", "give `RowLoader.choice`")
         return 0 if self.choice is None else self.choice.number
 
     @property

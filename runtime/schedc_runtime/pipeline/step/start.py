@@ -68,7 +68,7 @@ class CallStart:
         call = request.call
         if self.lacking:
             request = request._replace(lacking=self.lacking)
-        own = repr((call["call"], counted, *_repeated(request)))
+        own = repr((call["call"], call.get("microbatches"), counted, *_repeated(request)))
         known = self._known.get(own)
         given = [] if known is None or self._control.alone else self._batches.alike(known.members)
         total, requests = self._meet(what, request, -1 if known is None else known.number, given)

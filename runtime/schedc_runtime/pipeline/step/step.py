@@ -172,11 +172,11 @@ class StepRunner:
         """The bound code of a call, by place here."""
         assembly, microbatches = self.assembly, call.program.microbatches
         assembly.first_batch.begin()
+        name = f"{call.name} of {microbatches}" + f" by {call.number}" * (call.choice is not None)
         if call.choice is not None and agreed.signature is not self._foreseen:
-            for number in range(self.programs.count):  # no later step binds any
-                self._bound(self.programs.of(call.name, microbatches, number), f"{call.name} by {number}", agreed)
+            for number, other in enumerate(self.programs.given(microbatches)):  # no later step binds any
+                self._bound(other, f"{call.name} of {microbatches} by {number}", agreed)
             self._foreseen = agreed.signature
-        name = f"{call.name} of {microbatches}" if call.choice is None else f"{call.name} by {call.number}"
         executors = self._bound(call.program, name + f" with {self.snapshots.key}" * bool(call.snapshot), agreed)
         if call.training:
             assembly.first_batch.check()
