@@ -126,13 +126,19 @@ def _explored(request: Request) -> dict[str, Any]:
 def _compared(request: Request) -> dict[str, Any]:
     """The text and all schedules of the library between bubble and memory, as `schedc compare --json` prints them."""
     place = _placed(request)
-    sizes = _parameters(request, place).get("sizes", {}) if request["form"] == "sched" else {}
+    sizes = _parameters(request, place).get("sizes", {}) if request["form"] == "sched" else _sizes_of_order(place)
     common = {name: request["sizes"].get(name) or sizes[name] for name in ("P", "M") if name in sizes}
     words = ["compare", place, *names(), "--json", *_each("-D", common)]
     printed = command(*words, *_each("--cost", request["costs"]))
     if not printed.out.startswith("{"):
         return {"facts": None, "error": printed.err}
     return {"facts": json.loads(printed.out), "error": ""}
+
+
+def _sizes_of_order(place: str) -> dict[str, int]:
+    """The sizes of an order of another tool; none while it has a finding."""
+    facts = json.loads(command("check", place, "--json").out or "{}")
+    return {"P": facts["ranks"], "M": facts["microbatches"]} if "ranks" in facts else {}
 
 
 def _laid_out(request: Request) -> dict[str, Any]:

@@ -84,6 +84,13 @@ def test_the_library_is_compared_with_the_text(room: Path) -> None:
     assert (facts["ranks"], facts["microbatches"]) == (2, 10), "10 is the default of the text"
 
 
+def test_the_library_is_compared_with_an_order_at_its_own_sizes(room: Path) -> None:
+    order = command("export", "zbv", "-D", "P=2", "-D", "M=4", "--to", "csv").out
+    facts = asked("compare", order, form="csv")["facts"]
+    assert (facts["ranks"], facts["microbatches"]) == (2, 4)
+    assert facts["schedules"][0]["schedule"] == "mine.csv"
+
+
 @pytest.mark.slow
 @needs("chromium", "playground")
 def test_the_page_gives_the_native_bytes_asks_no_other_host_and_works_offline(room: Path) -> None:
