@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
+from schedc.ir.program import Program
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.stage.split import SplitBackward
@@ -118,7 +119,8 @@ def families(
     cases = []
     for name in names:
         with wide_norms():
-            model = family(name, **sizes)
+            layers = max(SIZES["num_hidden_layers"], *[_compiled(each).stages for each in schedules])
+            model = family(name, **{"num_hidden_layers": layers, **sizes})
             tokens, labels = batch()
             loss, gradients = reference(model, tokens, labels, 4)
             for schedule in schedules:
@@ -126,8 +128,12 @@ def families(
     return cases
 
 
+def _compiled(schedule: str) -> Program:
+    return schedc.compile(schedule, P=2, **SCHEDULES.get(schedule, {"M": 4}))
+
+
 def _case(model: nn.Module, schedule: str, tensor: int, loss: float, gradients: Mapping[str, Tensor]) -> dict[str, Any]:
-    program = schedc.compile(schedule, P=2, **SCHEDULES[schedule])
+    program = _compiled(schedule)
     tokens, labels = batch()
     errors, bits = [], set()
     pipe = Pipeline(

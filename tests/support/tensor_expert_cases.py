@@ -114,7 +114,7 @@ def _expected(name: str, balance: float, replicas: int, **sizes: int) -> Any:
 
 
 def _case(model: nn.Module, mesh: Mesh, schedule: str, expected: Any) -> dict[str, Any]:
-    program = schedc.compile(schedule, P=mesh.pipeline, **SCHEDULES[schedule])
+    program = schedc.compile(schedule, P=mesh.pipeline, **SCHEDULES.get(schedule, {"M": 4}))
     tokens, labels = batch()
     loss, gradients, biases = expected
     norm = torch.stack([grad.norm() for grad in gradients.values()]).norm().item()
