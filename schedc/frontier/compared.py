@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isclose
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def compare_schedules(names: Sequence[str], sizes: Mapping[str, int], costs: Cos
 def compared_latencies(costs: Costs) -> tuple[float, ...]:
     """[n] ascending, in the unit of the costs: `LATENCIES` times a third of the work, and the latency of the costs."""
     work = sum(float(each) for each in (costs.F, costs.I, costs.W) if isinstance(each, float | int))
-    return tuple(sorted({each * work / 3 for each in LATENCIES} | {costs.p2p}))
+    tried = [each * work / 3 for each in LATENCIES]
+    return tuple(sorted([*(each for each in tried if not isclose(each, costs.p2p)), costs.p2p]))
 
 
 def _compared(name: str, tree: Input, sizes: Mapping[str, int], costs: Costs) -> ComparedSchedule:

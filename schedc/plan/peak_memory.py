@@ -199,8 +199,8 @@ def _notes(peak: Peak, schedule: Schedule, write: Callable[[float], str]) -> Ite
 
 def _recompute_help(plan: Plan, peak: Peak) -> str:
     names = [name for name, _ in peak.parts[:3]]
-    moe = any(name.startswith("activations of MoE") for name in names)
-    less = "`recompute` more, " if moe and plan.experts and plan.experts.width else ""
+    sized = {"MoE": plan.has_expert_sizes, "dense": plan.has_dense_sizes}
+    less = "`recompute` more, " if any(sized.get(name.split()[2]) for name in names if " of " in name) else ""
     less = "leave out `in bubbles`, " if any(level.bubbles for level in plan.recompute) else less
     return f"{less}give experts a `capacity`, " if _RUNNING_ROWS in names and plan.capacity is None else less
 

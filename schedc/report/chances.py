@@ -16,6 +16,8 @@ from schedc.report.figures import word
 
 _SHOWN = 3
 """Constants, commands and further plans that the text names; JSON has all."""
+_LEAST_WORTH = 0.05
+"""Percent of a step: what is worth less would be printed as nothing."""
 
 
 def add_chances(facts: dict[str, Any], compared: ComparedPlans, asked: DrawsAsked) -> None:
@@ -137,8 +139,8 @@ def _differs(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def _decided_text(pair: Mapping[str, Any]) -> str:
     gap = pair["gap_pct"]
-    longer = f"{gap['median']:.1f} % longer than {pair['first']} ({gap['low']:.1f} to {gap['high']:.1f})"
-    text = f"{pair['second']} takes {longer}"
+    times = f"{1 + gap['median'] / 100:.3f} times as long as {pair['first']}"
+    text = f"{pair['second']} takes {times} ({1 + gap['low'] / 100:.3f} to {1 + gap['high'] / 100:.3f})"
     constants = [
         f"{each['says'].partition(';')[0]} ({each['name']}), {100 * each['share']:.0f} % of the variance"
         for each in pair["constants"][:_SHOWN]
@@ -149,6 +151,8 @@ def _decided_text(pair: Mapping[str, Any]) -> str:
 def _measure_text(worths: Sequence[Mapping[str, Any]]) -> str:
     commands: dict[str, Mapping[str, Any]] = {}
     for each in worths:
+        if each["worth_pct"] < _LEAST_WORTH:
+            continue
         commands.setdefault(each["command"], each)
     texts = [
         f"`{command}` is worth {each['worth_pct']:.1f} % of a step ({each['name']})"

@@ -298,7 +298,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     if "offload" in facts:
         from schedc.report import works
 
-        lines += works.to_text(facts["offload"], bool(facts["expect"]))
+        lines += works.to_text(facts["offload"])
     if "replicas" in facts:
         from schedc.report import replicas
 
@@ -313,6 +313,8 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import cells
 
         lines += cells.to_text(facts["cells"])
+    if facts["expect"] and "plan" in facts:
+        lines.append("the claims below speak of the schedule alone, without what the plan adds")
     for claim in facts["expect"]:
         condition = f" when {claim['condition']}" if claim["condition"] else ""
         lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")

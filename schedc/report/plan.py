@@ -10,7 +10,7 @@ from schedc.ir.schedule import Schedule
 from schedc.plan.counts.split_ranks import kept_gathered
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.held_memory import hot_slots, most_held
-from schedc.plan.layout.parts import Layout
+from schedc.plan.layout.parts import KIND_NAMES, Layout, PartKind
 from schedc.plan.writer import write_plan
 from schedc.units import shown
 
@@ -57,3 +57,5 @@ def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
         *first, last = facts["unknown"]
         names = f"{', '.join(first)} and {last}" if first else last
         yield f"parameters of {names} are not known: counted as 0"
+        kind = next((kind for kind, name in KIND_NAMES.items() if name in facts["unknown"]), PartKind.MOE)
+        yield f"(`parameters {kind} 25 MB` says the bytes of one with its gradient and optimizer)"

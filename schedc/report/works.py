@@ -34,8 +34,8 @@ def to_json(offloading: Offloading, dependencies: Dependencies, costs: Costs, in
     }
 
 
-def to_text(facts: dict[str, Any], claims: bool) -> Iterator[str]:
-    """The facts for people. claims: whether the schedule has any, which speak of its order without these moves."""
+def to_text(facts: dict[str, Any]) -> Iterator[str]:
+    """The facts for people."""
     if not facts["moved"]:
         yield "offload: nothing moves; no stage holds more than the lines keep, and every rank fits"
         return
@@ -49,5 +49,3 @@ def to_text(facts: dict[str, Any], claims: bool) -> Iterator[str]:
     yield from engine_text(facts.get("engines", []))
     fullest = max(range(len(facts["peak_on_host"])), key=facts["peak_on_host"].__getitem__)
     yield f"  most on the host: {write(facts['peak_on_host'][fullest])}, by rank {fullest}"
-    if claims:
-        yield "  the claims below speak of the order without these moves"

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.ir.plan import Level
 from schedc_runtime.data.documents import document_mask, document_positions
+from schedc_runtime.recompute.regions import region
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class GptBlock(nn.Module):
     Attention is causal, or as a mask [batch, 1, tokens, tokens] allows.
     """
 
+    recomputed_from = Level.FULL
+    """The lowest level that recomputes the MLP."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
@@ -43,7 +48,11 @@ class GptBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.dropout(self.projection(self.attention(self.attention_norm(x), mask)))
-        output: Tensor = x + self.dropout(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
+        output: Tensor = x + self.dropout(region(self.recomputed_from, self._mlp, self.mlp_norm(x)))
+        return output
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down(functional.gelu(self.up(x)))
         return output
 
     def attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from schedc.cell.graph import Node, StageShape
 from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
 from schedc.ir.plan import Level, Recompute
+from schedc_runtime.errors import StageError
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
@@ -128,6 +129,26 @@ def install(module: nn.Module, blocks: Iterable[str] = ()) -> None:
         inner = layer.__dict__.get("forward")
         if inner is None or hasattr(inner, FUSED):
             layer.__dict__["forward"] = _RegionForward(layer, call, inner)
+
+
+def check_mlps(module: nn.Module, blocks: Iterable[str], plan: Recompute, stage: int) -> None:
+    """Check that each dense block whose level is `Level.FULL` has an MLP to run a second time.
+
+    blocks: paths of the stage's layers in ``module``. Raises `StageError` for blocks without one.
+    """
+    full = [path for layer, path in enumerate(blocks) if plan.of_layer(layer) is Level.FULL]
+    found = [id(part) for level, part in _regions(module) if level is Level.FULL]
+
+    def has_mlp(part: nn.Module) -> bool:
+        return isinstance(part, Exchange) or id(part) in found or hasattr(part, "recomputed_from")
+
+    lacking = [f"`{path}`" for path in full if not any(map(has_mlp, module.get_submodule(path).modules()))]
+    if lacking:
+        names = ", ".join(f"`{name}`" for name in _MLP)
+        raise StageError(
+            f"stage {stage}: `recompute full` finds no MLP in {', '.join(lacking)}",
+            f"name the MLP of a block {names}, or write `recompute layer`",
+        )
 
 
 def uninstall(module: nn.Module) -> None:

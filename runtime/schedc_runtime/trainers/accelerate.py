@@ -58,7 +58,8 @@ class PipelineAccelerator(Accelerator):
         if self.num_processes != own:
             raise RuntimeFault(
                 f"accelerate has {self.num_processes} processes, and the pipeline {own}",
-                "start the script with torchrun, call schedc_runtime.join() first, and give the pipeline all processes",
+                "start the script with torchrun, call schedc_runtime.join() first, and give the pipeline all processes;"
+                " without a GPU pass use_cpu=True to TrainingArguments, or cpu=True to Accelerator",
             )
         if self.mixed_precision not in ("no", "bf16"):
             raise RuntimeFault(f"mixed_precision={self.mixed_precision!r} of accelerate", "use bf16, or pipe.unscale_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_CALIBRATE = "schedc calibrate"
+_CALIBRATE = "schedc calibrate PLAN.sched"
 
 MEASURED_BY: Mapping[str, str] = {
     **dict.fromkeys(("grouped", "grouped_r0", "expert_launch"), f"{_CALIBRATE} --only experts"),

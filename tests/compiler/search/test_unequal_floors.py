@@ -21,8 +21,9 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory
 from schedc.step.row_order import MicrobatchPricer
 from schedc.step.unequal import CellParts
+from support.needs import needed
 
-cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+cp_model = needed("ortools.sat.python.cp_model")
 
 SMALL = (
     ("gpipe", {"P": 2, "M": 3}),

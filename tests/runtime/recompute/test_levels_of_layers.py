@@ -119,6 +119,27 @@ def test_levels_of_more_layers_than_the_model_has() -> None:
         Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan)
 
 
+class _Unnamed(nn.Module):
+    """A dense block whose MLP has no name that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inside = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.inside(self.norm(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("recompute", [Recompute(Level.FULL), Recompute.of_layers([(Level.NONE, 1), (Level.FULL, 1)])])
+def test_a_level_that_finds_no_mlp_is_refused(recompute: Recompute) -> None:
+    """It would run nothing but the norm a second time, and the memory that `check` counts would be too small."""
+    gpt = small_gpt(2)
+    gpt.blocks[1] = _Unnamed().double()
+    program = schedc.compile("1f1b", P=1, M=1)
+    with pytest.raises(StageError, match=r"`recompute full` finds no MLP in `blocks\.1`(?s:.*)`feed_forward`"):
+        Pipeline(gpt, program, loss_fn=next_token_loss, in_process=True, plan=Plan(recompute=(recompute,)))
+
+
 def test_toy_models_have_no_sizes_of_blocks() -> None:
     plan = toy_plan(Plan(experts=ExpertSizes(8, 2, width=4, hidden=16), block=BlockSizes(heads=2, inner=8)))
     assert list(contradictions(plan, 1)) == []
