@@ -27,7 +27,8 @@ above 1e-14, or with unequal bits.
                  20 random legal orders, whose bits are compared
     vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
                  rows and columns of the largest logits. failed: too, if more than own ones of a chunk
-    compile      cores compiled by `aot_eager`. compiled: cores on a rank. failed: too, if any runs without, or warns
+    compile      cores compiled by `aot_eager`. compiled: cores on a rank. eager: cores that a warning names. failed:
+                 too, if any runs eager without a warning
     bytes        held: of a microbatch on a stage of two dense layers, by ranks and level. checked: as `schedc check`
                  counts them. message: what a rank sends on. failed: more than 3 % apart, or messages not 1 over ranks
     hidden       hidden: share of the exchanges behind compute, in emulated device time; in pairs where a schedule has
@@ -100,7 +101,9 @@ def _waits_for_nothing(same: Sequence[Row]) -> Row:
 
 def _compiled(same: Sequence[Row]) -> Row:
     row = _exact(same)
-    return row | {"failed": row["failed"] or any(each["compiled"] != 2 or each["said"] for each in same)}
+    eager = [{name for text in each["said"] for name in text.partition(": ")[2].split(", ")} for each in same]
+    lacking = any(each["compiled"] + len(names) != 2 for each, names in zip(same, eager, strict=True))
+    return row | {"failed": row["failed"] or lacking, "eager": sorted(set().union(*eager))}
 
 
 def _refused(same: Sequence[Row]) -> Row:
@@ -217,11 +220,16 @@ def figures(word: Word, options: argparse.Namespace) -> dict[str, Any]:
     processes = word.processes * options.tensor or 4
     for case in word.cases(options):
         name = f"{options.word} {case} on {processes} processes"
-        rows += finished.result(name, partial(_rows, case, word.judge, processes))
+        rows += finished.result(name, partial(_rows, case, word.judge, processes), _ended)
     errors = [row["error"] for row in rows if "error" in row]
     told = {"cases": len(rows), "failed": sum(bool(row["failed"]) for row in rows)}
     alone = {name: rows[0][name] for name in ("share", "in_W") if name in rows[0]}
     return told | alone | ({"error": max(errors)} if errors else {}) | {"rows": rows}
+
+
+def _ended(rows: Sequence[Row]) -> bool:
+    """Whether no rank raised, such as for a lack of time: such a case is run again."""
+    return not any("case" in row for row in rows)
 
 
 def _rows(case: Mapping[str, Any], judge: Judge, processes: int) -> list[Row]:

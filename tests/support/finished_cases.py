@@ -19,11 +19,11 @@ class FinishedCases:
             self._path.write_text(whole + "\n" * bool(whole), encoding="utf-8")
             self._results = dict(map(json.loads, whole.splitlines()))
 
-    def result(self, name: str, run: Callable[[], Any]) -> Any:
-        """The result of a case, which ``run`` gives unless it has finished before."""
+    def result(self, name: str, run: Callable[[], Any], ended: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The result of a case, which ``run`` gives unless it has finished before. ended: whether a result is kept."""
         if name not in self._results:
             self._results[name] = run()
-            if self._path is not None:
+            if self._path is not None and ended(self._results[name]):
                 with self._path.open("a", encoding="utf-8") as file:
                     print(json.dumps([name, self._results[name]]), file=file, flush=True)
         return self._results[name]
