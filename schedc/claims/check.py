@@ -157,21 +157,21 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
         return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
     domain = verdict.space.texts if names & COSTLY else ()
     result = replace(result, applies=user.applies, aside=user.aside, domain=domain)
-    return _of_one_order(result) if follows_costs else result
+    return _of_one_order(result, user) if follows_costs else result
 
 
-def _of_one_order(result: ClaimResult) -> ClaimResult:
-    """The result for a `policy`, whose order other costs may change: it is decided for this order alone."""
+def _of_one_order(result: ClaimResult, user: _AtUserCosts) -> ClaimResult:
+    """The result for a `policy`, whose order other costs may change: it fails at the given costs or not."""
     why = "a policy: other costs may choose another order"
     if result.status == "proved":
         return replace(result, status="order", why=why)
+    if result.status == "refuted" and user.fails is None:
+        tried = replace(result, status="tried", why=why, tested=int(user.applies))
+        return replace(tried, diagnostic=None, counterexample=None)
     if result.status == "refuted" and result.diagnostic:
         note = "the order is the one that the policy chose at the given costs"
         return replace(result, why=why, diagnostic=replace(result.diagnostic, notes=(*result.diagnostic.notes, note)))
     return result
-
-
-# The costs of the user.
 
 
 @dataclass(frozen=True)

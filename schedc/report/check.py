@@ -376,7 +376,8 @@ def _failure(claim: dict[str, Any]) -> str:
 
 
 def _trial(claim: dict[str, Any]) -> str:
-    return f"held at {claim['tested']} cost vectors; {claim['why']}" if claim["tested"] else claim["why"]
+    where = "the given costs" if claim["tested"] == 1 else f"{claim['tested']} cost vectors"
+    return f"held at {where}; {claim['why']}" if claim["tested"] else claim["why"]
 
 
 _VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {

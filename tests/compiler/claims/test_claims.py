@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from schedc.claims.check import VECTORS, ClaimResult, check_claims
+from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
@@ -196,3 +197,16 @@ def test_a_policy_is_proved_for_its_order_only() -> None:
     tree = open_schedule("zb_greedy")
     results = check_claims(tree.claims, elaborate(tree, {}), follows_costs=True)
     assert {result.status for result in results} == {"order"}
+
+
+@pytest.mark.parametrize(
+    ("given", "tested"),
+    [({"p2p": 1.0}, [0, 0]), ({"F": 2.0, "I": 1.0, "W": 1.0}, [0, 1]), ({"F": 1.0, "I": 1.0, "W": 1.0}, [])],
+)
+def test_an_order_of_other_costs_refutes_no_policy(given: dict[str, float], tested: list[int]) -> None:
+    """At F = I = W and no latency the policy would choose another order, of which the claims speak."""
+    results = analyse("zb_auto", {"P": 6, "M": 8, "limit": 8}, Costs(**given)).claims
+    tried = [result for result in results if result.status == "tried"]
+    assert [result.tested for result in tried] == tested
+    assert all("another order" in result.why and result.diagnostic is None for result in tried)
+    assert not [result for result in results if result.status == "refuted"]
