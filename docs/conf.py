@@ -36,7 +36,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 PLAYGROUND = DOCS.parent / "build" / "playground"
 """What `make playground` built, if it did. Without it the site has no links to it."""
-html_js_files = [("playground_links.js", {"type": "module"})] if PLAYGROUND.is_dir() else []
+_SCRIPTS = ["gallery.js", *(["playground_links.js"] if PLAYGROUND.is_dir() else [])]
+html_js_files = [(name, {"type": "module"}) for name in _SCRIPTS]
 html_show_sourcelink = False
 html_copy_source = False
 

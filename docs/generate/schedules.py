@@ -1,4 +1,4 @@
-"""A page for every schedule of the library: what it is, its claims, its drawing, its text; and one table of all."""
+"""A page for every schedule of the library: what it is, its claims, its drawing, its text; and a gallery of all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ def _index() -> str:
             "# Schedules of the library",
             f"All at {sizes} and at costs {costs} per stage, messages free. The peak counts "
             "microbatches on one P-th of the model. A stage has half that size if the model has 2P stages.",
-            "\n".join(["| schedule | what it is | bubble | peak activations |", "|---|---|---|---|", *rows]),
+            "\n".join(
+                [
+                    ":::{table}\n:class: gallery\n",
+                    "| drawing | schedule | what it is | bubble | peak activations |\n|---|---|---|---|---|",
+                    *rows,
+                    ":::",
+                ]
+            ),
             "`schedc check NAME -D P=8 -D M=32 --cost W=0.5` prints a row with all its ranks. `schedc report NAME` "
             "derives the formulas of a schedule for all sizes and costs.",
             contents([entry["name"] for entry in library()]),
@@ -61,7 +68,8 @@ def _row(entry: dict[str, Any]) -> str:
     facts = json.loads(output_of("check", entry["name"], *sizes, *costs, "--json", findings=False))
     share = facts["stages"] / facts["ranks"]
     bubble, peak = f"{facts['bubble_ratio']:.1%}", f"{max(facts['peak_activations']) / share:.4g}"
-    return f"| [`{entry['name']}`]({entry['name']}.md) | {entry['title']} | {bubble} | {peak} |"
+    name = entry["name"]
+    return f"| [![{name}]({name}.svg)]({name}.md) | [`{name}`]({name}.md) | {entry['title']} | {bubble} | {peak} |"
 
 
 def _page(entry: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from support.chromium import Browser
 from support.commands import facts_of
 from support.needs import needs
 from support.paths import ROOT
+from support.served import served
 
 pytestmark = [pytest.mark.slow, needs("sphinx", "furo", "myst_parser")]
 
@@ -96,3 +97,18 @@ def test_a_page_of_each_kind_fits_narrow_and_wide_windows_and_is_readable_by_day
 ) -> None:
     with Browser(tmp_path / "profile") as browser:
         assert list(audit(browser, site, kinds(site))) == []
+
+
+@needs("chromium")
+def test_the_gallery_has_a_drawing_of_each_schedule_and_sorts_by_a_column(site: Path, tmp_path: Path) -> None:
+    rows = "[...document.querySelectorAll('table.gallery tbody tr')]"
+    heading = "[...document.querySelectorAll('table.gallery button')].find((each) => each.innerText == 'bubble')"
+    with served(site) as address, Browser(tmp_path / "profile") as browser:
+        browser.visit(address + "reference/schedules/index.html", f"!!{heading}")
+        assert browser.now(f"{rows}.every((row) => row.cells[0].querySelector('a img').naturalWidth > 0)")
+        for descending in (False, True):
+            browser.now(f"{heading}.click()")
+            shown = browser.now(f"{rows}.map((row) => row.cells[3].textContent)")
+            bubbles = [float(text.strip(" %")) for text in shown]
+            assert bubbles == sorted(bubbles, reverse=descending)
+        assert len(bubbles) == len(names())
