@@ -151,13 +151,18 @@ def _two(
 
 
 def count_left_out(pieces: Sequence[CountPiece], targets: Int64, table: Table, names: Names) -> Example | None:
-    """A value of ``targets`` [n], the rows of the table, that no piece covers, at the smallest size that has one."""
-    covered = np.zeros(targets.size, bool)
+    """A value of ``targets`` [n], the rows of the table, that no piece covers, at the smallest size that has one.
+
+    Where there is one, it is a value that no formula of the pieces gives.
+    """
+    covered, given = np.zeros((2, targets.size), bool)
     for piece in pieces:
         covered |= piece.applies(table, names)
+        given |= np.abs(piece.at(table) - targets) <= 1e-6
     if covered.all():
         return None
-    row = min(np.flatnonzero(~covered).tolist(), key=lambda row: [int(table[name][row]) for name in names[:2]])
+    sizes = [table[name].tolist() for name in names[:2]]
+    row = min(np.flatnonzero(~covered).tolist(), key=lambda row: (given[row], *(size[row] for size in sizes)))
     return Example(sizes_at(table, row), {}, float(targets[row]))
 
 
