@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, Int64
+from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.search.floors import RankFloor, most_work, steps_left
 from schedc.search.ticks import grid_for
@@ -128,7 +128,7 @@ def unequal_floor(pricer: MicrobatchPricer, costs: StageCosts, caps: Floats) -> 
     held = np.stack([grid.down(costs.activation), np.where(times.split, grid.down(costs.pending_weight), 0)])
     placed = schedule.placement.rank_of_stage
     hops = np.cumsum(np.pad(placed[:, 1:] != placed[:, :-1], ((0, 0), (1, 0))), axis=1).astype(np.int64)
-    whole = PathTimes(np.repeat(times.through, len(placed)), 2 * hops[:, -1])
+    whole = PathTimes(repeat(times.through, len(placed)), 2 * hops[:, -1])
     ranks = (_rank_ops(rank, pricer, times, held, hops, int(room[rank])) for rank in range(schedule.ranks))
     return UnequalFloor(pricer, tuple(ranks), whole)
 

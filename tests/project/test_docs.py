@@ -164,9 +164,11 @@ OF_FILES_AND_EDITORS = {
     "schedc.lock",
     "schedc.toml",
     "schedc/preview",
+    "schedc.preview",
+    *(f"schedc.{name}" for name in ("step", "schedule", "rank", "replica")),
     *json.loads((ROOT / "editors/vscode/package.json").read_text())["contributes"]["configuration"]["properties"],
 }
-"""The file of defaults, and names of editors: a method and settings. All look like names of the package."""
+"""Files of a user, names of editors (a method, a command, settings), attributes of spans: like names of the package."""
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -17,6 +17,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 
 from schedc.__main__ import main
 from schedc_runtime.testing import PRELOADED
+from support.loaded_models import MODULES
 
 
 def _run(
@@ -112,6 +113,9 @@ def _torchrun() -> None:
     asked = get_args_parser().parse_args([*own, "--rdzv-id", str(uuid.uuid4()), *sys.argv[1:]])
     config, _, _ = config_from_args(asked)
     run = _module if asked.module else _script
+    if not asked.module and "transformers" in Path(asked.training_script).read_text(encoding="utf-8"):
+        for name in MODULES:  # once for all ranks
+            import_module(name)
     elastic_launch(config, run)(asked.training_script, *asked.training_script_args)
 
 

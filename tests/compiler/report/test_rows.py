@@ -144,6 +144,7 @@ TELLING: dict[str, Telling] = {
     "diff": ((SEGMENTED[0], *SEGMENTED, "--json"), lambda text: json.loads(text)["figures"]["makespan"][1]),
     "export": ((*SEGMENTED, "--to", "trace"), span_of_trace),
     "freeze": (("policy.sched", *SEGMENTED[1:]), None),
+    "lock": (SEGMENTED, None),
     "run": ((*SEGMENTED, "--in-process"), None),
     "show": (SEGMENTED, drawn),
     "tune": ((*SEGMENTED, "--effort", "0.1", "--json"), lambda text: json.loads(text)["seed"]["makespan"]),
