@@ -65,7 +65,10 @@ class OpsOfRank:
 
     def fitting(self, costs: Int64) -> tuple[int, int]:
         """The most work of forwards that fit into the memory together, and of backwards and W that are left of such."""
-        held, left = np.repeat(self.held, costs.size, axis=1), (self.left[:, :, None] * costs).reshape(2, -1)
+        held, left = (
+            repeat(self.held.ravel(), costs.size).reshape(2, -1),
+            (self.left[:, :, None] * costs).reshape(2, -1),
+        )
         return (
             most_work(held[0], (self.forward[:, None] * costs).ravel(), self.capacity),
             most_work(*steps_left(held, left), self.capacity, sizes=held.ravel()),
@@ -128,7 +131,7 @@ def unequal_floor(pricer: MicrobatchPricer, costs: StageCosts, caps: Floats) -> 
     held = np.stack([grid.down(costs.activation), np.where(times.split, grid.down(costs.pending_weight), 0)])
     placed = schedule.placement.rank_of_stage
     hops = np.cumsum(np.pad(placed[:, 1:] != placed[:, :-1], ((0, 0), (1, 0))), axis=1).astype(np.int64)
-    whole = PathTimes(repeat(times.through, len(placed)), 2 * hops[:, -1])
+    whole = PathTimes(np.full(len(placed), times.through), 2 * hops[:, -1])
     ranks = (_rank_ops(rank, pricer, times, held, hops, int(room[rank])) for rank in range(schedule.ranks))
     return UnequalFloor(pricer, tuple(ranks), whole)
 
