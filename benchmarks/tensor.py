@@ -91,7 +91,7 @@ def _once(same: Sequence[Row]) -> Row:
 
 def _own_columns(same: Sequence[Row]) -> Row:
     row, logits = _exact(same), max(each["logits"] for each in same)
-    return row | {"logits": logits, "failed": row["failed"] or logits != [CHUNK, 48]}
+    return row | {"logits": logits, "failed": row["failed"] or logits != [CHUNK, 40]}
 
 
 def _waits_for_nothing(same: Sequence[Row]) -> Row:

@@ -130,7 +130,7 @@ def families(rank: int, world: int, names: list[str], schedules: list[str], **si
     for name in names:
         for tied in (False, True):
             with wide_norms():
-                model = family(name, **{"tie_word_embeddings": tied, "vocab_size": 96, **sizes})
+                model = family(name, **{"tie_word_embeddings": tied, "vocab_size": 80, **sizes})
                 expected = reference(model, lambda given: given["logits"])
                 for number, schedule in enumerate(schedules):
                     form = ("early", "again")[(number + tied) % 2]
