@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 
@@ -66,12 +67,11 @@ class StepSpans:
                 _SpanTimes(batch_label(program, x.row, x.rows, x.part), x.start + self._epoch, x.end + self._epoch)
                 for x in executor.intervals
             ]
-        ended = times.ended or ()
-        starts = [self._begin, *ended]
+        between = pairwise([self._begin, *(times.ended or ())])
         names = [batch_label(program, x.row, x.width, x.label) for x in executor.code.steps]
         return [
             _SpanTimes(name, start + self._epoch, end + self._epoch)
-            for name, start, end in zip(names, starts, ended, strict=False)
+            for name, (start, end) in zip(names, between, strict=True)
         ]
 
     def _emit(self, marks: dict[str, Any], instructions: Sequence[_SpanTimes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -77,19 +78,10 @@ def to_toml(rows: Iterable[Locked]) -> str:
     """The text of the file: a table for each case."""
     parts = ["# Written by `schedc lock`, and compared by `schedc lock --check`."]
     for case, told in rows:
-        values = {"schedule": case.schedule, "sizes": case.sizes, "costs": list(case.costs), **told}
-        parts.append("\n".join([f"[[{TABLE}]]", *(f"{name} = {_toml(value)}" for name, value in values.items())]))
+        values = {"schedule": case.schedule, "costs": case.costs, **told}
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        parts.append("\n".join([f"[[{TABLE}]]", f"sizes = {{{equations(case.sizes)}}}", *lines]))
     return "\n\n".join(parts) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
 
 
 def from_toml(document: Mapping[str, Any]) -> list[Locked]:

@@ -65,10 +65,8 @@ class OpsOfRank:
 
     def fitting(self, costs: Int64) -> tuple[int, int]:
         """The most work of forwards that fit into the memory together, and of backwards and W that are left of such."""
-        held, left = (
-            repeat(self.held.ravel(), costs.size).reshape(2, -1),
-            (self.left[:, :, None] * costs).reshape(2, -1),
-        )
+        held = repeat(self.held.ravel(), costs.size).reshape(2, -1)
+        left = (self.left[:, :, None] * costs).reshape(2, -1)
         return (
             most_work(held[0], (self.forward[:, None] * costs).ravel(), self.capacity),
             most_work(*steps_left(held, left), self.capacity, sizes=held.ravel()),

@@ -78,7 +78,7 @@ class RowLoader:
     int64 and documents int32, [rows, tokens] each: by default `packed_inputs`, ``tokens`` and ``documents`` by name.
 
     others: further programs, as the pipeline has them. Each step then has a `choice` for `Pipeline.step`.
-    tries: orders that are priced of the chosen program.
+    tries: orders that are priced of the chosen program, by default `choices.NEXT`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RowLoader:
         ordered: bool = True,
         inputs: Callable[[Tensor, Tensor], Any] = packed_inputs,
         others: Sequence[Program] = (),
-        tries: int = NEXT,
+        tries: int | None = None,
     ) -> None:
         mesh = mesh or Mesh(program.ranks)
         parts = mesh.replicas * program.microbatches
@@ -110,9 +110,11 @@ class RowLoader:
         self._replicas = range(mesh.replicas) if replica is None else range(replica, replica + 1)
         if others and not ordered:
             raise RuntimeFault("ordered=False, and `others` to choose from", "leave one of the two out")
+        if tries is not None and not others:
+            raise RuntimeFault(f"tries={tries} without `others`, of which a program is chosen", "leave it out")
         self._choices = ProgramChoices.of([program, *others], costs or Costs()) if others else None
         self._pricer = pricer_of(program, costs) if ordered and not others else None
-        self._tries = tries
+        self._tries = NEXT if tries is None else tries
         self._place = DataPlace(0, 0, 0)
         self._window: tuple[DataPlace, Window] | None = None
         self._thread = ThreadPoolExecutor(1, "rows of the next step")

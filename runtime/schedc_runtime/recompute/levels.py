@@ -137,6 +137,8 @@ def check_mlps(module: nn.Module, blocks: Iterable[str], plan: Recompute, stage:
     blocks: paths of the stage's layers in ``module``. Raises `StageError` for blocks without one.
     """
     full = [path for layer, path in enumerate(blocks) if plan.of_layer(layer) is Level.FULL]
+    if not full:
+        return
     found = [id(part) for level, part in _regions(module) if level is Level.FULL]
 
     def has_mlp(part: nn.Module) -> bool:

@@ -67,6 +67,9 @@ def test_the_loader_chooses_for_replicas_alike() -> None:
         assert whole.choice.makespan >= mine.choice.makespan
     for each in loaders:
         each.close()
+    for refused in ({"ordered": False, "others": others}, {"tries": 100}):
+        with pytest.raises(RuntimeFault, match="`others`"):
+            RowLoader(documents, lengths, windows, first, mesh=Mesh(2, data=4), **refused)
 
 
 def test_the_shortest_step_is_chosen_with_its_floor() -> None:

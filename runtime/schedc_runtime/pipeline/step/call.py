@@ -55,9 +55,12 @@ class PipelineCall(NamedTuple):
     @property
     def number(self) -> int:
         """The number of the program that runs. Raises `RuntimeFault` for a choice that is none."""
-        if self.choice is not None and type(getattr(self.choice, "number", None)) is not int:
+        if self.choice is None:
+            return 0
+        whole = all(hasattr(self.choice, name) for name in ("name", "orders"))
+        if not whole or type(getattr(self.choice, "number", None)) is not int:
             raise RuntimeFault(f"choice={self.choice!r} is no choice of a program", "give `RowLoader.choice`")
-        return 0 if self.choice is None else self.choice.number
+        return self.choice.number
 
     @property
     def orders(self) -> Tensor | None:
