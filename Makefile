@@ -8,7 +8,7 @@ BARE := .venv-bare
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs playground dist vsix bench kernels gpu figures clean
+.PHONY: setup browser pictures trainers sarif programs demo test test-fast test-bare sweep check lock docs playground dist vsix bench kernels gpu figures clean
 
 setup: $(READY)
 
@@ -30,6 +30,14 @@ build/trainers/.ready: constraints.txt | setup
 	  torchtitan nemo-automodel megatron-core tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
+sarif: build/sarif-2.1.0.json  ## for the tests of findings as SARIF, which need it to ask the published schema: from npm, where a package of Microsoft carries it
+
+build/sarif-2.1.0.json:
+	mkdir -p build/npm
+	npm pack @microsoft/jest-sarif@1.0.0-beta.0 --silent --pack-destination build/npm
+	tar -xzOf build/npm/microsoft-jest-sarif-1.0.0-beta.0.tgz package/lib/schemas/sarif-2.1.0-rtm.5.json > $@.part
+	mv $@.part $@
+
 pictures:  ## for tests/compiler/drawing/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
 	@{ command -v dot && $(BIN)/python -c 'import cairosvg'; } >/dev/null 2>&1 \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2 graphviz; }
@@ -37,7 +45,7 @@ pictures:  ## for tests/compiler/drawing/test_pictures.py and test_graphs.py, wh
 # Where they cannot be installed, the tests that need them skip.
 programs: setup
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  $(MAKE) --no-print-directory browser pictures trainers || echo "tests that need these programs will be skipped"; fi
+	  $(MAKE) --no-print-directory browser pictures trainers sarif || echo "tests that need these programs will be skipped"; fi
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev

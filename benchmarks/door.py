@@ -7,7 +7,8 @@ editor     `schedc lsp` over its protocol with every schedule of the library at 
            answer, 200 drawn places to complete a word, and places behind signs of two UTF-16 units. Every name of the
            library gets another one, and the program must stay as it is.
 fixes      edits of findings: each must end its finding and begin no other.
-sarif      the findings of `examples/mistakes` as SARIF: its form, and every region inside of its file.
+sarif      the findings of `examples/mistakes` as SARIF: its form, and every region inside of its file. The published
+           schema judges them and the findings of every wrong text of a code, where `make sarif` has fetched it.
 schemas    outputs of nine commands against their JSON Schemas, and 10,000 outputs with a fault, to be refused.
 site       the site, built as `make docs` does: seconds, warnings, links that lead nowhere, requests to other hosts.
            Every page in Chromium at 1,400 and 420 px, light and dark: width, contrast, faults.

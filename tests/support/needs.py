@@ -23,6 +23,8 @@ PROGRAMS = {"dot": ("dot",), "chromium": ("chromium", "chromium-browser", "googl
 """The names under which a program is looked for."""
 PLAYGROUND = ROOT / "build" / "playground"
 """The folder with the page of `make playground`."""
+SARIF_SCHEMA = ROOT / "build" / "sarif-2.1.0.json"
+"""The JSON Schema of `make sarif`, as OASIS publishes it."""
 TRAINERS = ROOT / "build" / "trainers"
 """The folder with the packages of `make trainers`."""
 _REMEDIES = {
@@ -31,6 +33,7 @@ _REMEDIES = {
     "chromium": "make browser",
     "g++": "a C++ compiler for inductor",
     "playground": "make playground",
+    "sarif": "make sarif",
     "torchtitan": "make trainers",
     "nemo_automodel": "make trainers",
     "megatron": "make trainers",
@@ -49,6 +52,8 @@ def lacking(name: str) -> str:
         present = program(name) is not None
     elif name == "playground":
         present = not BARE and (PLAYGROUND / "offline.js").exists()
+    elif name == "sarif":
+        present = not BARE and SARIF_SCHEMA.exists()
     elif remedy == "make trainers":
         present = not BARE and (TRAINERS / ".ready").exists()
     else:

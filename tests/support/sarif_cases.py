@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from schedc.editor.findings import findings
+from schedc.report.findings import to_sarif
+from schedc.source import Source
 from support.commands import schedc
+from support.fix_cases import TEXTS
+from support.needs import SARIF_SCHEMA
 from support.paths import ROOT
 
 MISTAKES = sorted((ROOT / "examples" / "mistakes").glob("*.sched"))
@@ -24,7 +30,33 @@ def sarif() -> dict[str, Any]:
     files = {place_of(result)["artifactLocation"]["uri"] for result in results}
     wrong += [] if len(files) == len(MISTAKES) else ["a mistake has no finding"]
     fixes = sum("fixes" in result for result in results)
-    return {"cases": len(results), "failed": len(wrong), "files": len(files), "fixes": fixes, "wrong": wrong}
+    figures = {"cases": len(results), "failed": len(wrong), "files": len(files), "fixes": fixes, "wrong": wrong}
+    if SARIF_SCHEMA.exists():
+        refused = [f"{name}: {fault}" for name, each in logs().items() for fault in published_faults(each)]
+        figures |= {"failed": len(wrong + refused), "logs": len(logs()), "wrong": wrong + refused}
+    return figures
+
+
+@functools.cache
+def logs() -> dict[str, Any]:
+    """The log of all mistakes, and one for each text with a finding."""
+    whole = schedc("check", *map(str, MISTAKES), "--format", "sarif").stdout
+    texts = {name: to_sarif(findings(Source("a.sched", text))) for name, text in TEXTS.items()}
+    return {name: json.loads(text) for name, text in {"mistakes": whole, **texts}.items()}
+
+
+def published_faults(log: dict[str, Any]) -> list[str]:
+    """What the published schema of SARIF 2.1.0 refuses in a log, formats of addresses included."""
+    found = published().iter_errors(log)
+    return [f"{'/'.join(map(str, each.instance_path))}: {each.message[-200:]}" for each in found]
+
+
+@functools.cache
+def published() -> Any:
+    import jsonschema_rs
+
+    text = SARIF_SCHEMA.read_text(encoding="utf-8").replace("{2}]?$", "{2}$")  # a pattern with a stray bracket
+    return jsonschema_rs.validator_for(json.loads(text), validate_formats=True)
 
 
 def place_of(result: dict[str, Any]) -> dict[str, Any]:

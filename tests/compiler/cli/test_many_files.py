@@ -10,8 +10,8 @@ import pytest
 from schedc.cli import COMMANDS
 from schedc.codes import CODES
 from support.commands import schedc
-from support.needs import needed
-from support.sarif_cases import lies_inside, sarif
+from support.needs import needed, needs
+from support.sarif_cases import lies_inside, logs, published_faults, sarif
 
 ROOT = Path(__file__).resolve().parents[3]
 WRONG = CODES["S501"].wrong
@@ -75,6 +75,15 @@ def test_sarif_has_every_finding_with_a_rule_that_explains_it() -> None:
     assert [label["message"]["text"] for label in run["results"][0]["relatedLocations"]] == ["rank 1 stands here"]
     empty = json.loads(schedc("check", "1f1b", "--format", "sarif").stdout)
     assert empty["runs"][0]["results"] == []
+
+
+@needs("sarif", "jsonschema_rs")
+def test_the_published_schema_takes_every_log_and_refuses_broken_ones() -> None:
+    assert {name: published_faults(log) for name, log in logs().items() if published_faults(log)} == {}
+    for field, value in (("ruleIndex", "0"), ("message", {}), ("level", "fatal"), ("place", 1)):
+        log = json.loads(json.dumps(logs()["mistakes"]))
+        log["runs"][0]["results"][0][field] = value
+        assert len(published_faults(log)) == 1, field
 
 
 @pytest.mark.parametrize("text", ["", "\n", "sched 1", "sched 1\n\n", WRONG.rstrip()[:-1], WRONG.rstrip()[:-1] + "\n"])
