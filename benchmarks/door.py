@@ -9,7 +9,7 @@ editor     `schedc lsp` over its protocol with every schedule of the library at 
 fixes      edits of findings: each must end its finding and begin no other.
 sarif      the findings of `examples/mistakes` as SARIF: its form, and every region inside of its file. The published
            schema judges them and the findings of every wrong text of a code, where `make sarif` has fetched it.
-schemas    outputs of nine commands against their JSON Schemas, and 10,000 outputs with a fault, to be refused.
+schemas    outputs of ten commands against their JSON Schemas, and 10,000 outputs with a fault, to be refused.
 site       the site, built as `make docs` does: seconds, warnings, links that lead nowhere, requests to other hosts.
            Every page in Chromium at 1,400 and 420 px, light and dark: width, contrast, faults.
 playground the page of `make playground` in Chromium. Every schedule of the library must have the facts and the drawing

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 
 from schedc.schemas.document import file_name, json_schema
-from schedc.schemas.shapes import FILES, outputs
+from schedc.schemas.shapes import outputs, table
 
 from .write import fence
 
@@ -27,8 +26,7 @@ def pages() -> dict[str, str]:
         "## Fields\n\nA field with `?` may be missing. `[T]` is a list, `{T}` an object whose names are data, and "
         "`T | null` may be null. Fields of an `object` stand below it. The JSON Schemas are made of this table."
     )
-    for name in FILES:
-        parts.append(fence(files("schedc.schemas").joinpath(f"{name}.txt").read_text(encoding="utf-8"), "text"))
+    parts += [fence(text, "text") for text in table()]
     return {"index.md": "\n\n".join([*parts, ""])}
 
 

@@ -147,14 +147,14 @@ def fields_of(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     kind: Any = type(value)
-    if names := _fields(kind):
+    if names := fields_by_name(kind):
         said = ((name, getattr(value, name), default) for name, (_, default) in names.items())
         return {name: fields_of(own) for name, own, default in said if own != default}
     return [fields_of(item) for item in value] if isinstance(value, tuple) else value
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
+def fields_by_name(kind: Any) -> dict[str, tuple[Any, Any]]:
     """Type and default, or MISSING, of each field; empty for a kind without fields."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
@@ -174,7 +174,7 @@ def read_value(reader: JsonReader, kind: Any, value: Any, path: str) -> Any:
         if len(items) > _LONGEST:
             reader.fail(path, f"more than {_LONGEST} elements")
         return tuple(read_value(reader, get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(items))
-    if known := _fields(kind):
+    if known := fields_by_name(kind):
         needed = [name for name, (_, default) in known.items() if default is MISSING]
         given = reader.fields(value, path, needed, optional=known)
         return kind(**{name: read_value(reader, known[name][0], own, f"{path}.{name}") for name, own in given.items()})

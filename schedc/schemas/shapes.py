@@ -19,9 +19,9 @@ from functools import cache
 from importlib.resources import files
 
 from schedc.diagnostics import CompilerBug
+from schedc.schemas.written_values import shapes_of_values
 
-FILES = ("steps", "parts", "searches", "plans", "runs")
-"""Files of the table, in the order of the published page."""
+FILES = ("steps", "parts", "searches", "plans", "runs", "programs")
 
 _LINE = re.compile(r"(?P<indent> *)(?P<name>[\w./-]+)(?P<optional>\??) (?P<type>\S+(?: \| \S+)*)(?: {2,}(?P<says>.+))?")
 
@@ -53,12 +53,17 @@ class OutputShape:
     like: str = ""
 
 
+def table() -> tuple[str, ...]:
+    """The texts of the table, in the order of the published page."""
+    own = (files("schedc.schemas").joinpath(f"{name}.txt").read_text(encoding="utf-8") for name in FILES)
+    return (*own, shapes_of_values())
+
+
 @cache
 def shapes() -> Mapping[str, OutputShape]:
     """All outputs and shapes by name."""
-    texts = [files("schedc.schemas").joinpath(f"{name}.txt").read_text(encoding="utf-8") for name in FILES]
     by_name: dict[str, OutputShape] = {}
-    for shape in (shape for text in texts for shape in read_shapes(text)):
+    for shape in (shape for text in table() for shape in read_shapes(text)):
         if shape.name in by_name:
             raise CompilerBug("schemas", f"two shapes have the name {shape.name}")
         like = by_name[shape.like].fields if shape.like else ()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from schedc.cli import COMMANDS
+from schedc.compiler import compile as schedc_compile
 from schedc.diagnostics import CompilerBug
+from schedc.ir.json import program_to_json
+from schedc.ir.json_header import FIELDS
+from schedc.ir.plan import Balance, Migrate, Plan
 from schedc.schemas.document import DIALECT, json_schema
 from schedc.schemas.shapes import OutputField, outputs, read_shapes, shapes
 from support.commands import schedc
 from support.mutated_outputs import schemas
 from support.needs import needs
+from support.old_programs import planned_json
 from support.outputs import faults, validator
 
 
@@ -61,6 +68,16 @@ def test_a_failed_output_has_diagnostics_alone() -> None:
     assert faults(facts) == []
     assert faults({**facts, "ops": 1}) != []
     assert not validator("schedc.check", closed=False).is_valid({**facts, "ops": 1})
+
+
+@needs("jsonschema_rs")
+def test_programs_have_the_form_of_the_table() -> None:
+    plan = Plan(balance=Balance(slots=2), migrate=Migrate(8), communicators=2)
+    queued = replace(schedc_compile("seq1f1b", P=2, M=2, k=4), plan=plan, communicators=np.zeros(2, np.int32))
+    programs = [json.loads(text) for text in (*planned_json(), program_to_json(queued))]
+    assert [fault for each in programs for fault in faults(each)] == []
+    assert {*FIELDS, "schema", "version", "spans", "streams"} == {name for each in programs for name in each}
+    assert {each.name for each in fields(Plan)} == {name for each in programs for name in each["plan"]}
 
 
 @needs("jsonschema_rs")
