@@ -89,9 +89,9 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "slices that cannot be, or that change results",
         "`slices 2` runs a microbatch as 2 slices of its rows in each cell, of all stages; with `chunk 0`, `stage 3` "
         "or `stage [0, 3]`, of these. A microbatch has from 1 to 64 slices. The schedule must have these chunks and "
-        "stages. Two lines for the same stages contradict each other. A `capacity` drops rows by those of a "
-        "microbatch, and `hot ... by microbatch` chooses by them: both would choose otherwise for a slice. An order by "
-        "hand names no slices.",
+        "stages. Two lines for the same stages contradict each other, and `slices auto` stands alone. A `capacity` "
+        "drops rows by those of a microbatch, and `hot ... by microbatch` chooses by them: both would choose otherwise "
+        "for a slice. An order by hand names no slices.",
         wrong=f"{_MOE}   tokens 64   capacity 1.25   slices 2",
         right=f"{_MOE}   tokens 64   slices 2",
     ),

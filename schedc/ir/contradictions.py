@@ -43,6 +43,12 @@ def contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
         yield from of_directive(plan, ranks)
 
 
+def first_contradiction(plan: Plan) -> str:
+    """Why a plan cannot be; "" for one that can."""
+    ranks = plan.topology.ranks if plan.topology else None
+    return next((fault.message for fault in contradictions(plan, ranks)), "")
+
+
 def shown_levels(recompute: Recompute) -> str:
     """``medium``, or ``full 3 act 4`` where layers have levels of their own."""
     return " ".join(f"{run.level} {run.layers}" for run in recompute.layers) or str(recompute.level)

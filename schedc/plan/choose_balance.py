@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.contradictions import contradictions
+from schedc.ir.contradictions import first_contradiction
 from schedc.ir.plan import Balance, Hot, Plan
 from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
 from schedc.plan.counts.copied_experts import copies_facts
@@ -68,22 +68,16 @@ def price_ways(step: Step, balance: Balance, refused: str = "") -> tuple[PricedC
 def _unmeasured(step: Step, balance: Balance) -> tuple[Plan, ChosenBalance]:
     """Copies for a step: they are the cheapest, and divide rows anew in each microbatch."""
     plan = replace(step.plan, balance=replace(balance, by="step"))
-    if (refused := _refusal(plan)) is not None:
+    if refused := first_contradiction(plan):
         message = f"`balance auto` without a record of rows by expert is by step: {refused}"
         help = "give `--record routing.npz` beside a table [cell], or write `balance by microbatch`"
         raise DiagnosticError([step.lines.fault("balance", "S158", message, help)])
     return plan, ChosenBalance((), PricedCandidate("by step", plan))
 
 
-def _refusal(plan: Plan) -> str | None:
-    """Why a plan cannot be."""
-    found = contradictions(plan, plan.topology.ranks if plan.topology else None)
-    return next((fault.message for fault in found), None)
-
-
 def _priced(step: Step, candidate: WayToCopy, balance: Balance) -> PricedCandidate:
     plan = candidate.applied(step.plan, balance)
-    if (refused := _refusal(plan)) is not None:
+    if refused := first_contradiction(plan):
         return PricedCandidate(candidate.name, plan, refused=refused)
     try:
         lowered = lower(replace(step, plan=plan, done=step.done | {"balance"}), "predicted", "bytes")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
     from schedc.plan.balance_candidates import ChosenBalance
+    from schedc.plan.choose_slices import ChosenSlices
     from schedc.plan.directives.base import Directives
     from schedc.plan.held_memory import HeldMemory
     from schedc.plan.layout.costs import LayerCosts
@@ -65,6 +66,8 @@ class Step:
     """The costs of the stages."""
     balanced: ChosenBalance | None = None
     """How experts are copied, and the other ways; None where the plan says it."""
+    sliced: ChosenSlices | None = None
+    """The slices that the compiler chose; None where the plan leaves none to it."""
     chosen: ChosenLevels | None = None
     """The levels that the compiler chose; None where the plan leaves none to it."""
     written: Dependencies | None = None
@@ -196,6 +199,10 @@ PASSES = (
     Pass(
         "balance", ("itself",), ("plan", "balanced"), "plan.choose_balance:choose_balance", ("plan.balance.automatic",),
         after=("lines", "layout", "plan"),
+    ),
+    Pass(
+        "choose slices", ("itself",), ("plan", "sliced"), "plan.choose_slices:choose_slices", ("lines.chooses_slices",),
+        after=("lines", "layout", "plan", "dependencies"),
     ),
     Pass(
         "reorder", ("tree", "sizes", "given", "lines", "layout", "plan"), ("dependencies",), "plan.reorder:reorder",

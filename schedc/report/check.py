@@ -58,7 +58,7 @@ def to_json(
         **_floor(analysis, floor),
         **_chosen(analysis),
         **_record(analysis),
-        **_balanced(analysis),
+        **_tried(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
@@ -151,13 +151,15 @@ def _chosen(analysis: Analysis) -> dict[str, Any]:
     return chosen.to_json(analysis.chosen, analysis.timeline, analysis.lines.in_bytes)
 
 
-def _balanced(analysis: Analysis) -> dict[str, Any]:
-    """The ways to copy experts among which the compiler chose; empty where the plan says it."""
-    if analysis.balanced is None:
+def _tried(analysis: Analysis) -> dict[str, Any]:
+    """Ways to copy experts, and slices, among which the compiler chose; empty where the plan says them."""
+    if analysis.balanced is None and analysis.sliced is None:
         return {}
-    from schedc.plan.balance_candidates import balance_facts
+    from schedc.report.choices import balance_facts, slices_facts
 
-    return {"balance_auto": balance_facts(analysis.balanced)}
+    facts = {} if analysis.balanced is None else {"balance_auto": balance_facts(analysis.balanced)}
+    stages = analysis.schedule.stages
+    return facts if analysis.sliced is None else facts | {"slices_auto": slices_facts(analysis.sliced, stages)}
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
@@ -180,9 +182,8 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         slices = analysis.schedule.plan.slices
         return {"slices": list(slices)} if slices else {}
 
-    from schedc.plan.counts.head import makespans, shorter
-    from schedc.plan.counts.parameters import parameter_facts
     from schedc.report import plan
+    from schedc.report.choices import loss_facts
 
     facts = plan.to_json(analysis.plan, analysis.layout, analysis.schedule)
     for copies in filter(None, (facts["hot"], facts["balance"])):
@@ -194,11 +195,10 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         told = None if table is None or rows is None else copies_facts(analysis.plan, table.costs, rows)
         copies["rows"] = told
     if analysis.losses is not None:
-        times = makespans(analysis.dependencies, analysis.losses)
-        facts["loss"] |= {"makespans": times, "shorter": shorter(times)}
+        facts["loss"] |= loss_facts(analysis.dependencies, analysis.losses)
     if analysis.lines.in_bytes:
         written = {entry.name for entry in analysis.lines.entries("parameters")}
-        facts |= parameter_facts(written, analysis.plan, analysis.layout)
+        facts |= plan.parameter_facts(written, analysis.plan, analysis.layout)
     facts["notes"] = analysis.lines.tree.doc.splitlines()
     facts["warnings"] = [warning.to_json() for warning in _warnings(analysis)]
     return {"plan": facts}
@@ -327,10 +327,10 @@ def _chosen_text(facts: dict[str, Any]) -> Iterator[str]:
         from schedc.report import records
 
         yield records.to_text(facts["record"])
-    if "balance_auto" in facts:
-        from schedc.plan.balance_candidates import balance_text
+    if "balance_auto" in facts or "slices_auto" in facts:
+        from schedc.report.choices import tried_text
 
-        yield from balance_text(facts["balance_auto"])
+        yield from tried_text(facts)
     if "recompute_auto" in facts:
         from schedc.report import chosen
 

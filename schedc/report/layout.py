@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.ir.placement import Placement
 from schedc.plan.layout.balancing import Balanced
-from schedc.plan.layout.compare import LayoutComparison, load_per_rank, measured_json, variant_name
+from schedc.plan.layout.compare import LayoutComparison, MeasuredLayout, load_per_rank, variant_name
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import DECODER, Layout, ModelPart, PartKind
@@ -54,9 +54,9 @@ def to_json(
         "refuted_stage": proof and proof.refuted_stage,
         "within_stage": proof and proof.within,
         "optimal": proof is not None,
-        "measured": comparison and measured_json(comparison.chosen),
+        "measured": comparison and _measured_json(comparison.chosen),
         "others": [
-            {"what": what, "gain": comparison.gain(other), **measured_json(other)} for what, other in comparison.others
+            {"what": what, "gain": comparison.gain(other), **_measured_json(other)} for what, other in comparison.others
         ]
         if comparison
         else [],
@@ -132,3 +132,16 @@ def _gains(facts: dict[str, Any]) -> Iterator[str]:
         said = "as long" if abs(gain) < 5e-5 else f"{abs(gain):.1%} {'longer' if gain > 0 else 'shorter'}"
         held = f"; the fullest rank holds {max(other['memory']):g}" if facts["variant"] else ""
         yield f"  {other['what']} ({name}): {other['makespan']:g}, {said}{held}"
+
+
+def _measured_json(measured: MeasuredLayout) -> dict[str, Any]:
+    """The figures of a layout as JSON; units as in `MeasuredLayout`."""
+    return {
+        "layout": write_layout(measured.layout),
+        "schedule": measured.schedule.name,
+        "stages": len(measured.layout.stages),
+        "load": measured.load.tolist(),
+        "memory": measured.memory.tolist(),
+        "makespan": measured.makespan,
+        "work": measured.work.tolist(),
+    }

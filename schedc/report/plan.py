@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
+from schedc.plan.counts.parameters import knows_attention, layer_parameters, parameter_bytes
 from schedc.plan.counts.split_ranks import kept_gathered
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.held_memory import hot_slots, most_held
-from schedc.plan.layout.parts import KIND_NAMES, Layout, PartKind
+from schedc.plan.layout.parts import KIND_NAMES, WITH_EXPERTS, Layout, PartKind
 from schedc.plan.writer import write_plan
 from schedc.units import shown
 
@@ -31,6 +32,28 @@ def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:
         facts["parallel"]["gathered"] = more[0].tolist()
         facts["parallel"]["gathered_peak"] = int(most_held(schedule, *more).max())
     return facts
+
+
+def parameter_facts(written: Collection[str], plan: Plan, layout: Layout) -> dict[str, Any]:
+    """``moe_layer`` and ``moe_layer_bytes``: what a rank holds of a layer; ``unknown``: counted as 0.
+
+    ``states``: bytes of a parameter beside its weight; ``moe_layer_bytes`` includes them.
+    written: the kinds of a ``parameters`` line, which are not among the unknown.
+    """
+    missing = [kind for kind in KIND_NAMES if layout.total(kind) and str(kind) not in written]
+    count = layer_parameters(plan)
+    derived = [kind for kind in missing if kind in WITH_EXPERTS and count is not None]
+    unknown = [KIND_NAMES[kind] for kind in missing if kind not in derived]
+    if derived and not knows_attention(plan):
+        unknown = ["attention", *unknown]
+    return {
+        "parameters": {
+            "moe_layer": count if derived else None,
+            "moe_layer_bytes": int(parameter_bytes(plan)["moe"]) if derived else None,
+            "states": plan.states,
+            "unknown": unknown,
+        }
+    }
 
 
 def to_text(facts: dict[str, Any]) -> Iterator[str]:

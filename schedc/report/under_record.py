@@ -31,8 +31,8 @@ def record_facts(under: SearchUnderRecord, record: RecordedRows, problem: PlanPr
 
 def copies_of_plan(plan: PricedPlan) -> dict[str, Any]:
     """The way to copy experts, its line in the plan file, and the prices of all ways; null where nothing is shared."""
-    from schedc.plan.balance_candidates import balance_facts
     from schedc.planner.price.copies import LINES
+    from schedc.report.choices import balance_facts
 
     way = "none" if plan.ways is None else plan.ways.chosen.name
     return {"copies": way, "line": LINES[way], "balance": None if plan.ways is None else balance_facts(plan.ways)}

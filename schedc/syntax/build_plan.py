@@ -139,7 +139,8 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
         return p.RulePart("placed", str(name), (), span_of(name))
 
     def slices(self, word: Token, where: p.RulePart | None, count: Token) -> p.SlicesLine:
-        return p.SlicesLine(where, int(_number(count)), _through(word, count))
+        value = int(_number(count)) if count.type == "INT" else _word(count)
+        return p.SlicesLine(where, value, _through(word, count))
 
     def loss(self, word: Token, form: Token, *sizes: p.GivenValue) -> p.LossLine:
         return p.LossLine(_word(form), sizes, _through(word, form, *sizes))

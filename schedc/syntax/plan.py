@@ -205,13 +205,13 @@ class RecomputeLine:
 
 @dataclass(frozen=True, slots=True)
 class SlicesLine:
-    """``slices 2``, ``slices chunk 0 2``, ``slices stage [0, 3] 4``. where: the part with the numbers of chunk or
-    stages; None for all stages.
+    """``slices 2``, ``slices chunk 0 2``, ``slices stage [0, 3] 4``, ``slices auto``. where: the part with the numbers
+    of chunk or stages; None for all stages. count: a number of slices, or a word.
     """
 
     word: ClassVar[str] = "slices"
     where: RulePart | None
-    count: int
+    count: int | Word
     span: Span
 
 

@@ -223,8 +223,8 @@ PLAN_WORDS = (
         "slices",
         "SLICES",
         "slices chunk 0 2",
-        "a microbatch runs as so many slices of its rows in each cell, of all stages, of a chunk or of a stage",
-        ("chunk",),
+        "a microbatch runs as so many slices of its rows in each cell, of all stages, a chunk or stage; auto: fastest",
+        ("chunk", "auto"),
     ),
     PlanWord(
         "host",

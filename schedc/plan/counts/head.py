@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,17 +11,13 @@ from schedc.cell.costs import SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
-from schedc.ir.plan import LOSS_FORMS, Plan, bytes_per_number
+from schedc.ir.plan import Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parts import WORK, Layout, PartKind
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.parts import PartCosts
-from schedc.step.dependencies import Dependencies
-from schedc.step.timeline import simulate
 
-_SAME = 1e-9
-"""Makespans closer than this share are one."""
 _WIDE = 4
 """Bytes of a number in which losses are formed."""
 
@@ -122,16 +117,3 @@ def in_cells(table: CellTable, form: str, schedule: Schedule) -> CellTable:
 
 def _factors(layers: LayerCosts) -> Floats:
     return np.array([layers.F, layers.I, layers.W])
-
-
-def makespans(dependencies: Dependencies, costs: Mapping[str, Costs]) -> dict[str, float]:
-    """By form of the loss: the makespan of the same order, in the unit of the costs. costs: of the stages, by form."""
-    return {form: float(simulate(dependencies.schedule, costs[form], dependencies).makespan) for form in LOSS_FORMS}
-
-
-def shorter(times: Mapping[str, float]) -> str | None:
-    """The form in chunks with the shorter makespan; None where both take as long. times: makespans by form."""
-    early, again = times["early"], times["again"]
-    if abs(early - again) <= _SAME * max(early, again):
-        return None
-    return "early" if early < again else "again"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import ceil
-from typing import Any
 
 from schedc.ir.plan import Plan, bytes_per_number
 from schedc.model.counts import part_parameters
 from schedc.model.parts import PartName, parts_of
 from schedc.plan.counts.layers import counted_layer
-from schedc.plan.layout.parts import KIND_NAMES, WITH_EXPERTS, Layout, PartKind
+from schedc.plan.layout.parts import WITH_EXPERTS, PartKind
 
 
 def expert_parameters(plan: Plan) -> int | None:
@@ -69,25 +68,3 @@ def expert_share(plan: Plan, kind: PartKind) -> float:
         return 0.0
     own, count = _own_experts(plan), layer_parameters(plan, kind)
     return own / count if own is not None and count else 1.0
-
-
-def parameter_facts(written: Collection[str], plan: Plan, layout: Layout) -> dict[str, Any]:
-    """``moe_layer`` and ``moe_layer_bytes``: what a rank holds of a layer; ``unknown``: counted as 0.
-
-    ``states``: bytes of a parameter beside its weight; ``moe_layer_bytes`` includes them.
-    written: the kinds of a ``parameters`` line, which are not among the unknown.
-    """
-    missing = [kind for kind in KIND_NAMES if layout.total(kind) and str(kind) not in written]
-    count = layer_parameters(plan)
-    derived = [kind for kind in missing if kind in WITH_EXPERTS and count is not None]
-    unknown = [KIND_NAMES[kind] for kind in missing if kind not in derived]
-    if derived and not knows_attention(plan):
-        unknown = ["attention", *unknown]
-    return {
-        "parameters": {
-            "moe_layer": count if derived else None,
-            "moe_layer_bytes": int(parameter_bytes(plan)["moe"]) if derived else None,
-            "states": plan.states,
-            "unknown": unknown,
-        }
-    }

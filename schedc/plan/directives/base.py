@@ -23,8 +23,8 @@ Value = TypeVar("Value")
 class StageLine(Generic[Value]):
     """A line about stages: ``recompute``, or ``slices``. scope: ``all``, ``chunk`` or ``stage``.
 
-    numbers: which chunks or stages. value: levels, or a number of slices. auto: the compiler chooses the levels of
-    these stages; ``value`` then recomputes nothing.
+    numbers: which chunks or stages. value: levels, or a number of slices. auto: the compiler chooses those of these
+    stages; ``value`` then recomputes nothing, or is 1.
     """
 
     scope: str
@@ -90,6 +90,11 @@ class Directives:
     def automatic(self) -> bool:
         """Whether the compiler chooses the levels of some stages."""
         return any(request.auto for request in self.requests)
+
+    @property
+    def chooses_slices(self) -> bool:
+        """Whether the compiler chooses the slices of stages."""
+        return any(line.auto for line in self.slices)
 
     def span(self, word: str) -> Span:
         """The place of a word's line; the plan's name where it has no such line."""

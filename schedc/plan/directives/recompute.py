@@ -263,7 +263,9 @@ def _read_slices(reading: Directives, line: SlicesLine) -> None:
         scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
         if not reading.word(line.where, SCOPES[1:], "part of a model"):
             return
-    reading.slices.append(StageLine(scope, numbers, line.count, line.span))
+    auto = not isinstance(line.count, int)
+    if isinstance(line.count, int) or reading.word(line.count, ("auto",), "number of slices"):
+        reading.slices.append(StageLine(scope, numbers, 1 if auto else line.count, line.span, auto))
 
 
 def _write_slices(plan: Plan) -> Iterator[str]:
@@ -275,9 +277,12 @@ def _write_slices(plan: Plan) -> Iterator[str]:
 
 def _check_lines_of_slices(reading: Directives) -> None:
     off = (line for line in reading.tree.lines if isinstance(line, SettingLine) and line.word == "overlap")
-    if any(line.value > 1 for line in reading.slices) and any(line.value.text == "off" for line in off):
+    chosen = [line for line in reading.slices if line.auto]
+    if (chosen or any(line.value > 1 for line in reading.slices)) and any(line.value.text == "off" for line in off):
         message = "`slices`, whose exchanges hide behind each other's compute, and `overlap off`"
         reading.report("S144", message, "overlap", "leave one of the two out")
+    if chosen and (len(reading.slices) > 1 or chosen[0].scope != "all"):
+        reading.report("S153", "`slices auto`, and numbers of stages", chosen[0].span, "write `slices auto` alone")
 
 
 def slices_per_stage(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from schedc.ir.schedule import Schedule
 from schedc.plan.layout.balancing import Balanced
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.even import even
-from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import Layout, refusal
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import HELD, measure_memory
@@ -143,16 +141,3 @@ def best_variant(
     measured = [measure(layout, schedule, costs) for layout in layouts]
     values = [(float(each.memory.max()) if by_memory else 0.0, each.makespan) for each in measured]
     return min(range(len(values)), key=values.__getitem__)
-
-
-def measured_json(measured: MeasuredLayout) -> dict[str, Any]:
-    """The figures of a layout as JSON; units as in `MeasuredLayout`."""
-    return {
-        "layout": write_layout(measured.layout),
-        "schedule": measured.schedule.name,
-        "stages": len(measured.layout.stages),
-        "load": measured.load.tolist(),
-        "memory": measured.memory.tolist(),
-        "makespan": measured.makespan,
-        "work": measured.work.tolist(),
-    }

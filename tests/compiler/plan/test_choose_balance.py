@@ -15,8 +15,8 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Int64
 from schedc.ir.plan import Balance
 from schedc.ir.verify_plan import verify_plan
-from schedc.plan.balance_candidates import balance_text
 from schedc.plan.passes import lower
+from schedc.report.choices import balance_text
 from schedc.step.costs.hot_choice import rows_beside_hot
 from support.copied_plans import CELLS, LAYERS, MICROBATCHES, RANKS, analysed, routed
 

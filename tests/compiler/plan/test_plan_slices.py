@@ -10,14 +10,17 @@ from click.testing import CliRunner
 
 import schedc
 from schedc.cli import main
-from schedc.compiler import legal_schedule
+from schedc.compiler import analyse, legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
-from schedc.ir.text import print_schedule
+from schedc.ir.text import print_program, print_schedule
 from schedc.load.library import InSlices, Text
 from schedc.plan import Plan, plan_of
 from schedc.plan.writer import read_plan, write_plan
+from schedc.report.check import to_json
+from schedc.report.choices import slices_auto_text
 from schedc.source import NOWHERE, Source
+from schedc.step.costs.costs import Costs, load_costs
 
 _EXPERTS = "experts 64 top 8   topology nodes 2 x 4   tokens 64"
 
@@ -60,6 +63,10 @@ def test_lines_give_each_stage_its_slices(lines: str, slices: tuple[int, ...], t
         (f"{_EXPERTS}  balance by microbatch  slices 2", "S153", "and rows that are made even by whole microbatches"),
         ("overlap off  slices 2", "S144", "and `overlap off`"),
         ("cell F & B { compute F.attn }  slices 2", "S153", "and an order of a cell by hand"),
+        ("slices many", "S144", "`many` is no number of slices"),
+        ("slices auto  slices stage 0 2", "S153", "`slices auto`, and numbers of stages"),
+        ("slices chunk 0 auto", "S153", "`slices auto`, and numbers of stages"),
+        ("overlap off  slices auto", "S144", "and `overlap off`"),
     ],
 )
 def test_what_cannot_be_is_refused_at_its_line(lines: str, code: str, message: str) -> None:
@@ -104,3 +111,65 @@ def test_the_option_is_refused_where_the_plan_excludes_slices() -> None:
     assert "an order of a cell by hand" in result.stderr
     refused = CliRunner().invoke(main, ["check", "1f1b", "--slices", "65"])
     assert "1 finding" in refused.stderr
+
+
+_COSTS = """schema = "schedc.costs/1"
+
+[cell]
+stages = "dense"
+before_gather = {{F = 2, I = 2}}
+after_gather = {{F = 20, I = 20, W = 20}}
+gather = {{node = {exchange}}}
+scatter = {{node = {exchange}}}
+slices = {factors}
+"""
+
+
+def _costs(folder: Path, exchange: float, factors: str) -> Costs:
+    (folder / "costs.toml").write_text(_COSTS.format(exchange=exchange, factors=factors))
+    return load_costs(folder / "costs.toml")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "exchange", "factors", "slices"),
+    [
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.05, 4 = 1.1}", (4, 4)),
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.25}", ()),
+        ("dualpipev(P = 2, M = 6)", 5.5, "{2 = 1.15}", (2, 2, 1, 1)),
+    ],
+)
+def test_the_slices_of_the_shortest_step_are_chosen(
+    tmp_path: Path, schedule: str, exchange: float, factors: str, slices: tuple[int, ...]
+) -> None:
+    """Each candidate has the price of its own lines, and the program is that of the lines of the best one."""
+    costs = _costs(tmp_path, exchange, factors)
+    step = analyse(_plan("slices auto", schedule), {}, costs)
+    assert step.sliced is not None
+    assert step.schedule.plan.slices == step.sliced.chosen.plan.slices == slices
+    for each in step.sliced.candidates:
+        lines = "  ".join(f"slices stage {stage} {count}" for stage, count in enumerate(each.plan.slices))
+        alone = analyse(_plan(lines, schedule), {}, costs)
+        assert alone.inside is not None
+        assert (alone.plan, alone.inside.late_wait.makespan) == (each.plan, each.makespan)
+        assert step.sliced.chosen.makespan <= each.makespan
+        if each is step.sliced.chosen:
+            assert print_program(alone.program()) == print_program(step.program())
+            assert alone.inside.hidden_steady == each.pairs
+
+
+def test_slices_that_are_chosen_say_why(tmp_path: Path) -> None:
+    def told(lines: str, factors: str) -> list[str]:
+        step = analyse(_plan(lines, "1f1b_overlap(P = 2, M = 4)"), {}, _costs(tmp_path, 5.5, factors))
+        return list(slices_auto_text(to_json(step)["slices_auto"]))
+
+    assert told("slices auto", "{2 = 1.05}") == [
+        "slices auto: slices 2, a step of 1349.25: 5.1 % shorter than whole microbatches",
+        "  whole: step 1422.5; exchanges hidden 0.250 in lone cells and 0.960 in pairs",
+        "  slices 2: step 1349.25; exchanges hidden 0.802 in lone cells and 0.993 in pairs",
+    ]
+    nothing = "slices auto: whole microbatches; nothing was compared: give a table [cell] with factors of `slices`"
+    assert told("slices auto", "{}") == [nothing]
+    refused = told(f"{_EXPERTS}  capacity 1.25  slices auto", "{2 = 1.05}")
+    assert refused[0].startswith("slices auto: whole, a step of ")
+    assert refused[-1].startswith("  slices 2: not compared: `slices`, and a `capacity`")
+    assert not plan_of(schedc.compile(_plan("slices auto"))).slices
