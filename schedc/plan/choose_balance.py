@@ -14,7 +14,7 @@ import numpy as np
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.contradictions import first_contradiction
 from schedc.ir.plan import Balance, Hot, Plan
-from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
+from schedc.plan.candidates import SAME_STEP, ChosenBalance, PricedCandidate
 from schedc.plan.counts.copied_experts import copies_facts
 from schedc.plan.held_memory import hot_slots
 from schedc.plan.passes import Step, lower

@@ -6,37 +6,14 @@ Numbers of slices are those that the costs have a factor for. Without one, more 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from schedc.cell.predict import hidden_share
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.contradictions import first_contradiction
 from schedc.ir.plan import Plan
-from schedc.plan.balance_candidates import SAME_STEP
+from schedc.plan.candidates import SAME_STEP, ChosenSlices, PricedSlices
 from schedc.plan.passes import Step, lower
-
-
-@dataclass(frozen=True)
-class PricedSlices:
-    """A number of slices for each stage, with its step.
-
-    makespan: in the unit of the costs. alone, pairs: share of the exchanges that cells of one op hide, and pairs; None
-    where there is no such cell. refused: why the plan excludes it.
-    """
-
-    plan: Plan
-    makespan: float = float("inf")
-    alone: float | None = None
-    pairs: float | None = None
-    refused: str = ""
-
-
-@dataclass(frozen=True)
-class ChosenSlices:
-    """The candidates, whole microbatches first, and the one with the shortest step; no candidates without factors."""
-
-    candidates: tuple[PricedSlices, ...]
-    chosen: PricedSlices
 
 
 def choose_slices(step: Step) -> tuple[Plan, ChosenSlices]:

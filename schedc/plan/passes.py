@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
-    from schedc.plan.balance_candidates import ChosenBalance
-    from schedc.plan.choose_slices import ChosenSlices
+    from schedc.plan.candidates import ChosenBalance, ChosenSlices
     from schedc.plan.directives.base import Directives
     from schedc.plan.held_memory import HeldMemory
     from schedc.plan.layout.costs import LayerCosts

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedc.ir.plan import LOSS_FORMS
-from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance
+from schedc.plan.candidates import SAME_STEP, ChosenBalance, ChosenSlices, PricedSlices
 from schedc.plan.directives.base import neighbours
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import simulate
 from schedc.units import shown
-
-if TYPE_CHECKING:
-    from schedc.plan.choose_slices import ChosenSlices, PricedSlices
 
 
 def tried_text(facts: dict[str, Any]) -> Iterator[str]:

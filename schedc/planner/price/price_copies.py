@@ -9,7 +9,7 @@ import numpy as np
 from schedc.cell.recorded_rows import RecordedRows
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Balance
-from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
+from schedc.plan.candidates import SAME_STEP, ChosenBalance, PricedCandidate
 from schedc.plan.choose_balance import price_ways
 from schedc.plan.passes import lower
 from schedc.planner.price.copies import PlannedCopies, no_copies

@@ -15,7 +15,7 @@ import numpy as np
 from schedc.inputs import open_input
 from schedc.ir.arrays import Floats
 from schedc.load.library import Text
-from schedc.plan.balance_candidates import ChosenBalance
+from schedc.plan.candidates import ChosenBalance
 from schedc.plan.passes import Step, lower
 from schedc.planner.cluster.domains import occupied_devices
 from schedc.planner.price.files import PlannedStep, planned_run

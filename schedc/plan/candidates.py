@@ -1,4 +1,4 @@
-"""The candidates of `balance auto` with their prices."""
+"""The candidates of `balance auto` and of `slices auto`, with their prices."""
 
 from __future__ import annotations
 
@@ -33,3 +33,26 @@ class ChosenBalance:
 
     candidates: tuple[PricedCandidate, ...]
     chosen: PricedCandidate
+
+
+@dataclass(frozen=True)
+class PricedSlices:
+    """A number of slices for each stage, with its step.
+
+    makespan: in the unit of the costs. alone, pairs: share of the exchanges that cells of one op hide, and pairs; None
+    where there is no such cell. refused: why the plan excludes it.
+    """
+
+    plan: Plan
+    makespan: float = float("inf")
+    alone: float | None = None
+    pairs: float | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class ChosenSlices:
+    """The candidates, whole microbatches first, and the one with the shortest step; no candidates without factors."""
+
+    candidates: tuple[PricedSlices, ...]
+    chosen: PricedSlices
