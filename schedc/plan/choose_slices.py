@@ -58,5 +58,5 @@ def _priced(step: Step, slices: tuple[int, ...]) -> PricedSlices:
     assert inside is not None
     whole, pairs = inside.communication(), inside.communication(pairs_only=True)
     alone = whole[0] - pairs[0], whole[1] - pairs[1]
-    shares = (hidden_share(*each) if each[0] else None for each in (alone, pairs))
-    return PricedSlices(plan, inside.late_wait.makespan, *shares)
+    shares = [hidden_share(*each) if each[0] else None for each in (alone, pairs)]
+    return PricedSlices(plan, inside.late_wait.makespan, shares[0], shares[1])

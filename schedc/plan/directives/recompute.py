@@ -263,9 +263,10 @@ def _read_slices(reading: Directives, line: SlicesLine) -> None:
         scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
         if not reading.word(line.where, SCOPES[1:], "part of a model"):
             return
-    auto = not isinstance(line.count, int)
-    if isinstance(line.count, int) or reading.word(line.count, ("auto",), "number of slices"):
-        reading.slices.append(StageLine(scope, numbers, 1 if auto else line.count, line.span, auto))
+    if isinstance(line.count, int):
+        reading.slices.append(StageLine(scope, numbers, line.count, line.span))
+    elif reading.word(line.count, ("auto",), "number of slices"):
+        reading.slices.append(StageLine(scope, numbers, 1, line.span, auto=True))
 
 
 def _write_slices(plan: Plan) -> Iterator[str]:
