@@ -10,8 +10,8 @@ class DiagnosticCode:
     """A diagnostic code and its explanation.
 
     wrong: a whole file that raises the code. right: the corrected file. The tests run both. They are empty only if no
-    text can raise the code, but a command line or an edited program can; ``explanation`` then says how. file: what such
-    a file is named; its suffix says what it is.
+    text can raise the code, but a command line or an edited program can; ``explanation`` then says how. file: the
+    name of the file, whose suffix says its kind.
     """
 
     code: str

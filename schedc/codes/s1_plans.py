@@ -111,10 +111,10 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "devices that do not fit each other",
         "`parallel` says how a step is spread beside its pipeline: `tp 8` ranks split the products of a layer, `tp 8 "
         "of attention` those outside of experts. `cp 2` ranks split a sequence. `ep 32` ranks share the experts of a "
-        "layer. `dp 48` ranks have their own part of the batch. `zero 0` to `zero 3` says what these shard. A rank of "
-        "the pipeline is then tp x cp x dp devices, in this order. Times the ranks of the schedule they are the "
-        "`devices`, if the line says them. ep (times tp, where experts are split too) divides tp x cp x dp, and the "
-        "experts. A `topology` has ep ranks, on the nodes where groups of neighbours lie, if the line says the "
+        "layer. `dp 48` ranks have their own part of the batch. `zero 0` to `zero 3` says what the dp ranks shard. A "
+        "rank of the pipeline is then tp x cp x dp devices, in this order. Times the ranks of the schedule they are "
+        "the `devices`, if the line says them. ep (times tp, where experts are split too) divides tp x cp x dp, and "
+        "the experts. A `topology` has ep ranks, on the nodes where groups of neighbours lie, if the line says the "
         "devices of a `node`.",
         wrong="experts 64 top 8   parallel ep 8 dp 12",
         right="experts 64 top 8   parallel ep 8 dp 16",
