@@ -19,7 +19,8 @@ above 1e-14, or with unequal bits.
     share        share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
                  failed: 1 if less than 0.97, or any
     sums         partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
-    context      two context ranks share each sequence of packed rows, against each document alone
+    context      two context ranks share each sequence of packed rows, against each document alone.
+                 refused: of families whose layers hand no keywords to their attention
     axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, and rows of one
                  document
     documents    packed rows on tensor ranks and on replicas, against each document alone
@@ -82,6 +83,14 @@ def _exact(same: Sequence[Row]) -> Row:
                                  and row["equal"])}  # fmt: skip
 
 
+def _exact_or_refused(same: Sequence[Row]) -> Row:
+    """Judges families of which every rank refuses some: by the name of the attention that would miss its keywords."""
+    if not any("refused" in row for row in same):
+        return _exact(same)
+    named = all("no `context_places` comes to" in row.get("refused", "") for row in same)
+    return {**same[0], "failed": not named}
+
+
 def _once(same: Sequence[Row]) -> Row:
     """Judges partial sums: the second step starts as many as the first one, and W starts none."""
     once = all(row["sums"] == [row["sums"][0]] * 2 and row["in W"] == 0 for row in same)
@@ -123,7 +132,7 @@ def _same_states(same: Sequence[Row]) -> Row:
 def _rows_of(told: Any, case: Mapping[str, Any]) -> list[Row]:
     """The rows of what a rank gives: a row, a list of rows, rows or errors by name, or states by mesh."""
     if isinstance(told, list):
-        return told if "error" in told[0] else [{"case": case["function"], "states": told}]
+        return told if "error" in told[0] or "refused" in told[0] else [{"case": case["function"], "states": told}]
     if "error" in told or "failed" in told or "share" in told:
         return [told]
     if "folder" in case:
@@ -201,7 +210,7 @@ WORDS = {
     "levels": Word(_levels),
     "share": Word(lambda _: [{"function": "tensor_cases:share"}], _waits_for_nothing),
     "sums": Word(lambda _: [{"function": "tensor_cases:toys"}], _once),
-    "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), processes=4),
+    "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), _exact_or_refused, 4),
     "axes": Word(_axes, processes=4),
     "documents": Word(lambda o: _by_family("document_cases:documents", o)),
     "segments": Word(_segmented, processes=2),
@@ -223,6 +232,7 @@ def figures(word: Word, options: argparse.Namespace) -> dict[str, Any]:
         rows += finished.result(name, partial(_rows, case, word.judge, processes), _ended)
     errors = [row["error"] for row in rows if "error" in row]
     told = {"cases": len(rows), "failed": sum(bool(row["failed"]) for row in rows)}
+    told |= {"refused": refused} if (refused := sum("refused" in row for row in rows)) else {}
     alone = {name: rows[0][name] for name in ("share", "in_W") if name in rows[0]}
     return told | alone | ({"error": max(errors)} if errors else {}) | {"rows": rows}
 

@@ -72,10 +72,15 @@ def context_attention(
     places, exchange = options.pop(CONTEXT, None), module.get_submodule(EXCHANGE)
     assert isinstance(exchange, GatherKeys)
     group = exchange.group
-    if places is None or attention_mask is not None or places.shape[-1] != group.size * query.shape[2]:
+    if places is None:
         raise PartitionError(
-            f"{group.size} context ranks share each sequence, and the batch does not say where tokens lie, or brings a"
-            " mask of its own",
+            f"no `{CONTEXT}` comes to {type(module).__name__}, and {group.size} context ranks share each sequence",
+            "give what schedc_runtime.data.context.context_rows makes of packed rows. If the batch has it, the model's"
+            " layers do not hand keywords to their attention: take Mesh(context=1)",
+        )
+    if attention_mask is not None or places.shape[-1] != group.size * query.shape[2]:
+        raise PartitionError(
+            f"{group.size} context ranks share each sequence, and the batch brings a mask of its own, or other places",
             f"give what schedc_runtime.data.context.context_rows makes of packed rows, with `{CONTEXT}`",
         )
     width = key.shape[-1]

@@ -78,7 +78,8 @@ def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
         assert "returned a mean" in told["mean"]
         assert "`flash_attention_2`" in told["flash"]
         assert "context_places of step 2 has other values on" in told["differ"], told["differ"]
-        assert "does not say where tokens lie" in told["places"]
+        assert "no `context_places` comes to LlamaAttention" in told["places"]
+        assert "no `context_places` comes to NemotronAttention" in told["dropped"]
 
 
 def test_places_of_a_list_of_microbatches_are_compared_too() -> None:
