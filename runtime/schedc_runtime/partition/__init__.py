@@ -70,7 +70,7 @@ class Partition(StageModules):
         """The partition as a picture: stages, their modules and parameters, and the values that cross boundaries.
 
         args, kwargs: arguments of the model's forward for ONE microbatch, as for `infer_boundaries`. With them, values
-        have shapes, dtypes and bytes. placement: that of a program; it adds the ranks.
+        have shapes, dtypes and bytes. placement: the placement of a program, which adds ranks.
 
         The result draws itself in a notebook. ``.render("model", format="svg")`` needs graphviz's program ``dot``;
         ``.source`` is the text. Raises `PartitionError` for arguments that the model was not partitioned for, and

@@ -42,7 +42,7 @@ class CodeNames(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def code_names(code: CodeType, package: str) -> CodeNames:
-    """What ``code`` names. package: that of its module, for relative imports."""
+    """What ``code`` names. package: the package of the module, which relative imports need."""
     chains: dict[NamePath, None] = {}
     attributes: set[str] = set()
     stores: set[Store] = set()

@@ -1,7 +1,7 @@
 """A recording that was cut into stages, and the record of each input signature that it holds for.
 
 What follows from the sizes of a batch is put in for each signature: shapes of boundaries, and numbers in the code of
-stages that have some. Stages without such numbers share one code.
+stages that have some. Stages without size-dependent numbers share one code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CutModel:
         )
 
     def record(self, named: Mapping[str, Any], values: Values) -> Record:
-        """The record of a batch. named: its arguments. values: the sizes that symbols have in it."""
+        """The record of a batch. named: its arguments. values: the size of each symbol in the batch."""
         recording = self.recording
         if recording.conditions is not None:
             recording.conditions.leave(values)

@@ -54,7 +54,7 @@ def enter(state: Ambient) -> None:
 
 @contextmanager
 def kept_ambient(states: tuple[Ambient, ...]) -> Iterator[None]:
-    """Puts the state back behind code that changes it to ``states``. Casts that only this code used are dropped."""
+    """Puts the state back behind code that changes it to ``states``. Drops casts that no other code used."""
     before = ambient()
     try:
         yield

@@ -162,7 +162,7 @@ def _dummy_inputs(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _options(annotation: Any, tensors: Sequence[Any]) -> Sequence[Any]:
-    """What an argument may be, by its annotation."""
+    """Values to try for an argument, by its annotation."""
     plain: dict[Any, Any] = {float: 1.0, "float": 1.0, int: 1, "int": 1, bool: True, "bool": True}
     return [plain[annotation]] if isinstance(annotation, (type, str)) and annotation in plain else tensors
 

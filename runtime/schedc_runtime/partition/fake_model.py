@@ -77,7 +77,7 @@ def quiet() -> AbstractContextManager[Any]:
 
 @contextmanager
 def mode_of(model: nn.Module, through: Sequence[str], training: bool) -> Iterator[None]:
-    """Puts the modules ``through`` into a mode, unless the model is in it: its parts then keep their own modes."""
+    """Puts the modules ``through`` into a mode. A model that is in the mode changes no module."""
     with ExitStack() as stack:
         if model.training != training:
             for name in through:
@@ -167,7 +167,7 @@ def python_random_kept() -> Iterator[None]:
 def python_state_watched(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Refuses draws of Python or numpy inside, and warns of attributes that are set. Generators are put back.
 
-    modules: those whose forwards are recorded, by name.
+    modules: the modules with recorded forwards, by name.
     """
     state = _generators()
     attributes = {name: dict(vars(module)) for name, module in modules.items()}

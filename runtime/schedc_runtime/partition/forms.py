@@ -37,8 +37,8 @@ class PlainRecording(NamedTuple):
 class Form:
     """What is known of batches that differ in sizes alone.
 
-    seen: the sizes of one of them. varying: the sizes in which others differed. symbolic: recordings with symbols, the
-    latest first. attempts: recordings with symbols since one could be used again.
+    seen: the sizes of one batch. varying: places of sizes that differed between batches. symbolic: recordings with
+    symbols, the latest first. attempts: recordings with symbols since one could be used again.
     """
 
     seen: Sizes | None = None
@@ -73,7 +73,7 @@ class Form:
         self.varying |= differing_sizes(self.seen, sizes)
 
     def _with_symbols(self, record: Callable[[Places], CutModel]) -> CutModel | None:
-        """A recording with symbols; None where there is no use or no way. What fails so is recorded as it is."""
+        """A recording with symbols; None where no size varies, after `_ATTEMPTS` attempts, or if recording fails."""
         if not self.varying or self.attempts == _ATTEMPTS:
             return None
         self.attempts += 1
@@ -83,7 +83,7 @@ class Form:
             return None
 
     def _agrees(self, symbolic: CutModel) -> bool:
-        """Whether a recording gives that of the reference, of which it says that it holds there."""
+        """Whether a recording's conditions admit the sizes of the reference, and its description is equal there."""
         if self.reference is None or (values := _values(symbolic, self.reference.sizes)) is None:
             return False
         return equal(settled(symbolic.recording.description, values), self.reference.description)

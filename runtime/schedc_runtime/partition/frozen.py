@@ -47,14 +47,14 @@ class Contents(NamedTuple):
 
 
 class Shallow(NamedTuple):
-    """A container beside what it held. It is the same as long as it holds the same objects."""
+    """A container beside its former contents. It is the same as long as it holds the same objects."""
 
     container: Any
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
 
     def holds(self) -> bool:
-        """Whether the container holds what it held."""
+        """Whether the container still has its former keys and values, by identity."""
         now = contents(self.container)
         if now is None or len(now[1]) != len(self.values):
             return False
@@ -102,7 +102,7 @@ def same_value(before: Any, now: Any) -> bool:
 
 
 def shallow(value: Any, depth: int = _DEPTH) -> Iterator[Shallow | Tensor | Any]:
-    """The containers, tensors [...], sets and arrays in a value: what is compared by more than its identity."""
+    """The containers, tensors [...], sets and arrays in a value: identity alone does not show their changes."""
     if isinstance(value, (Tensor, set, np.ndarray)):
         yield value
     elif not isinstance(value, PLAIN) and depth and (inner := contents(value)) is not None:

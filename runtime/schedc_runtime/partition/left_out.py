@@ -87,7 +87,7 @@ def leave_out(recording: Recording, head: str) -> None:
     (output,) = (node for node in recording.graph.nodes if node.op == "output")
     places = [place for place, leaf in enumerate(output.args[0]) if leaf is last]
     if len(places) != 1:
-        raise _used_elsewhere(head, f"its output has them {len(places)} times")
+        raise _used_elsewhere(head, f"the model's output has the logits {len(places)} times")
     hidden = call.args[0]
     assert isinstance(hidden, fx.Node)
     assert recording.output is not None

@@ -27,7 +27,7 @@ def partition_graph(
     """A box per stage and an edge per boundary, from the model's inputs at the top to its output.
 
     boundaries: [stages + 1] of one microbatch; they add shapes, dtypes and bytes to the names of values. placement: of
-    the stages; it adds their ranks.
+    the stages, which adds ranks.
     """
     whole = _Counted.of(parameter for module in partition.modules for parameter in module.parameters())
     graph = new_graph("partition", [f"{partition.stages} stages, {whole}"], "TB")

@@ -138,7 +138,7 @@ def symbols_in_python(model: nn.Module, through: Iterable[str], symbols: Symbols
     """Runs a model with symbols in it, and leaves plain numbers in the attributes of its modules.
 
     Units may keep a size, which `Symbols.left` has. through: the modules that are recorded through, by name. Raises
-    `NotSymbolic` if these keep a size: the next code that reads it must find that of its own recording.
+    `NotSymbolic` if these keep a size: code that reads the size later needs the size of another recording.
     """
     kept: set[str] = set()
     try:

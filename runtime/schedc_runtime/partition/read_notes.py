@@ -53,13 +53,13 @@ class ReadNotes:
         self.model, self.on = model, False
         self._noted: dict[Identity, Noted] = {}
         self._own: set[Identity] = set()
-        """What the forward has set before it read it."""
+        """Identities of attributes that the forward set before the first read."""
         self._watched: dict[int, tuple[Any, str]] = {}
         for name, module in model.named_modules():
             self._watched.setdefault(id(module), (module, name))
         self._functions: dict[CodeType, dict[int, FunctionType]] = {}
         self._code: dict[CodeType, dict[str, Any]] = {}
-        """Code that has run, with its globals."""
+        """The globals of each code that has run."""
         self._patched: dict[type, dict[str, Any]] = {}
         self._profiles = False
 
@@ -116,7 +116,7 @@ class ReadNotes:
 
     @contextmanager
     def put_back_behind(self) -> Iterator[None]:
-        """Puts what the forward reads, and keeps for a later one, back to what it was."""
+        """Restores, behind the forward, read values that the forward would keep for a later forward."""
         try:
             yield
         finally:
@@ -232,7 +232,7 @@ class ReadNotes:
         self._ran(code, frame.f_globals, frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
 
     def _ran(self, code: CodeType, table: dict[str, Any], owner: Any) -> None:
-        """Code that runs, with its globals and its first argument."""
+        """Notes the reads of running code. table: its globals. owner: its first argument, or None."""
         self._code[code] = table
         if not is_users(code):
             return
@@ -276,7 +276,7 @@ class ReadNotes:
             value = getattr(value, name, None)
 
     def _closure(self, function: FunctionType) -> None:
-        """What a function that has run has got when it was made."""
+        """Notes the defaults, and the values of closed-over names, of a function that runs."""
         code = function.__code__
         label = f"{function.__module__}.{function.__qualname__}"
         for name in ("__defaults__", "__kwdefaults__"):
@@ -344,7 +344,7 @@ class ReadNotes:
         return is_known(kind) and not hasattr(kind, "__next__") and kind.__module__ != "numpy"
 
     def _function(self, function: FunctionType) -> None:
-        """A function that may run: what it closes over may be functions, too."""
+        """Watches a function that may run, and the functions in its closure."""
         known = self._functions.setdefault(function.__code__, {})
         if id(function) in known:
             return

@@ -4,7 +4,7 @@
     before a step values are compared, first by identity, then by value; other values are another variant of the model
     ranks         compare what has changed, so that all of them record anew, or none
 
-A recording holds for one variant. Values that come back find the recordings that were made with them.
+A recording holds for one variant. When earlier values return, the model's earlier recordings are used again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Reads:
         self._settle([])
 
     def add(self, reads: Iterable[Read]) -> None:
-        """Note what a recording has read, behind it."""
+        """Note the reads of a recording, after the recording."""
         new = [read for read in reads if read.identity not in self._reads]
         for read in new:
             if read.line:
@@ -165,7 +165,7 @@ class Reads:
         return "" if modes.count(training) == len(modes) else f" {modes}"
 
     def _choose(self, changed: Sequence[Read]) -> None:
-        """The variant of the values that are there now: a former one, or a new one."""
+        """Choose the variant of the current values: an earlier variant, or a new number."""
         for known_number, known in reversed(self._variants.items()):
             if all(map(same_value, known, self._now)):
                 number = known_number
@@ -244,7 +244,7 @@ Place = tuple[CodeType, int]
 
 
 class Noted:
-    """A read. places: those that read it. updates: those that set it later, each with its line for errors."""
+    """A read. places: code that reads the value. updates: code that sets the value later, with lines for errors."""
 
     def __init__(self, read: Read) -> None:
         self.read = read
@@ -305,8 +305,8 @@ class Noted:
         pairs = zip(self._first.values, now.values, strict=False)
         if any(isinstance(before, PLAIN) and not same_value(before, after) for before, after in pairs):
             warnings.warn(
-                f"{type(model).__name__} changes what is in `{self.read.name}` between its units, and reads it. This is"
-                " Python, which a pipeline records and does not run again: count in the training loop, or in a unit",
+                f"{type(model).__name__} changes what is in `{self.read.name}` between its units, and reads the"
+                " changed values. A pipeline records Python once: count in the training loop, or in a unit",
                 stacklevel=2,
             )
 

@@ -76,7 +76,7 @@ def adopt(model: nn.Module, stages: Sequence[nn.Module]) -> None:
 def _beside(name: str, names: Sequence[str], used: Mapping[str, int]) -> int:
     """The stage of what is registered beside a name: in the same module, and before it rather than behind it.
 
-    names: those of the model, in its order. used: stages of those that some stage has.
+    names: all names of the model, in order. used: the stage of each name that some stage has.
     """
     own, words = names.index(name), name.split(".")
 
@@ -130,8 +130,9 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 class StageCode:
     """A stage as it was recorded for one input signature.
 
-    graph: its forward; placeholders are the values that enter. code: the same as a function. finish: makes the model's
-    output of what the graph of the last stage returns. shapes: of the tensors that enter, one per placeholder.
+    graph: the forward of the stage; placeholders are the entering values. code: the same as a function. finish: makes
+    the model's output of what the graph of the last stage returns. shapes: one per placeholder; None for a value that
+    is no tensor.
     """
 
     graph: fx.Graph
@@ -163,7 +164,7 @@ class RecordedStage(nn.Module):
         super().__init__()
         self.slot = slot
         self.copied = False
-        """Whether it is a deep copy, whose tensors are its own."""
+        """Whether the stage is a deep copy, with tensors of its own."""
         self.placed: dict[str, int] = {}
         """By path: the identity of the model's buffer or module that the stage has, or has a copy of."""
 

@@ -60,8 +60,8 @@ class Recording:
     """What a forward did.
 
     graph: nodes with ``meta``. ``val`` is the fake result, ``part_of`` the call whose result has the node as a part.
-        ``mutates`` are the storages that it writes to. ``random`` says that it draws numbers, ``light`` that it is
-        built for one use. ``ambient`` is set where gradients or autocast are not as around the model.
+        ``mutates`` has the storages that the node writes to. ``random`` marks a node that draws numbers, ``light`` a
+        node for one use. ``ambient`` is set where gradients or autocast are not as around the model.
     calls: the calls of chosen modules, in order. entries: (path, last node before it) of every module call
     between units. output, inputs: structure of the result, and names of the arguments.
     assumed: submodules whose output was taken to have the shape of their first argument. head: the layer that was left
@@ -177,7 +177,7 @@ class ForwardRecorder(TorchFunctionMode):
         """Record that ``hook`` is registered on ``tensor`` [...]; returns its handle."""
         source, latest = self.node(tensor), self._latest
         handle = self._hooks.add(self._add("call_function", hooked_code, (source, hook), {}), source, hook)
-        self._latest = latest  # its stage does not follow from its place
+        self._latest = latest  # the place of a hook says nothing about its stage
         return handle
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
@@ -206,7 +206,7 @@ class ForwardRecorder(TorchFunctionMode):
         return taken
 
     def _write(self, written: Sequence[Tensor], node: fx.Node, result: Any) -> None:
-        """``node`` has written to tensors: all that share their memory are behind it from now on."""
+        """``node`` has written to tensors: every tensor in the same memory depends on ``node`` from now on."""
         if not written:
             return
         storages = {storage_of(tensor) for tensor in written}
@@ -358,7 +358,7 @@ class ForwardRecorder(TorchFunctionMode):
         return result
 
     def _result(self, module: nn.Module, path: str, args: Args, kwargs: Kwargs, original: Original) -> Any:
-        """The fake result of a single node. One that depends on values is taken to return what it is given first."""
+        """The fake result of a single node. A node that depends on values is assumed to return its first argument."""
         assumed = len(self.recording.assumed)
         try:
             return original(module, *args, **kwargs)

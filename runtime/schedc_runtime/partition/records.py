@@ -64,7 +64,7 @@ class Records:
         self._forms: OrderedDict[str, Form] = OrderedDict()
         self.reads = Reads(model, {name: model.get_submodule(name) for name in modules_outside(model, rule)})
         self.asked: dict[tuple[str, ...], frozenset[str]] = {}
-        """By names of a call's arguments: those whose values a recording asked for."""
+        """By names of a call's arguments: the names whose values a recording asked for."""
         self._orders: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
         """By number of positional arguments and keywords of a call: the order in which the values enter stage 0."""
         self._homes: dict[str, object] = {}
@@ -160,7 +160,7 @@ class Records:
             self.accept()
 
     def accept(self) -> None:
-        """Take the model as it is for the one that was recorded: the pipeline has changed it, and nobody else."""
+        """Take the present model for the recorded model: the pipeline has changed it, and nobody else."""
         self.reads.accept()
         paths = [path for paths in self.first.parameters for path in paths] if self.first else []
         self._homes = {path: attribute_of(self.model, path) for path in paths}
@@ -172,7 +172,7 @@ class Records:
         return None if asked is None else frozenset(keys[place] for name, place in places.items() if name in asked)
 
     def _note_asked(self, recording: Recording, named: Mapping[str, Any]) -> None:
-        """Note of which arguments values were asked: they count from now on, and those of others do not."""
+        """Note the arguments whose values the recording asked for: only these values count from now on."""
         names = tuple(named)
         self.asked[names] = self.asked.get(names, frozenset()) | recording.asked
 
@@ -241,10 +241,10 @@ class Records:
             if new := sorted(path for path in now - before if self.homes.lacks(stage, path)):
                 raise PartitionError(
                     f"on inputs of the shapes {_shapes(named)} stage {stage} uses `{new[0]}`"
-                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it does not hold. A stage holds what"
-                    " it uses in the example, and what is registered beside that",
-                    "give an example that uses it (Pipeline(..., example=batch)), or register it beside the units that"
-                    " run with it. For a model that has other units now, make a new Pipeline",
+                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it does not hold. A stage holds"
+                    " the tensors that the example uses there, and tensors registered beside these",
+                    "give an example whose forward uses it (Pipeline(..., example=batch)), or register it beside"
+                    " units of the stage. For a model that has other units now, make a new Pipeline",
                 )
 
 

@@ -83,7 +83,7 @@ def check_split_points(
     """Refuse split points that are no submodule, or that the model does not call exactly once.
 
     called: names of the submodules that are called between units, units included, once they are known: in order, one
-    per call. around: those that contain others of them.
+    per call. around: the names in ``called`` that contain other names.
     """
     names = dict(model.named_modules())
     if unknown := [point for point in points if point not in names or not point]:

@@ -27,7 +27,7 @@ class SharedParameter:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that use it, ascending."""
+        """The stages that use the parameter, ascending."""
         return tuple(stage for stage, _ in self.uses)
 
     @property
@@ -41,7 +41,7 @@ class SharedParameter:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """By each name of a parameter: the first one, under which `model.named_parameters()` has it."""
+    """By each name of a parameter: the name under which `model.named_parameters()` has the parameter."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
@@ -59,7 +59,7 @@ def shared_parameters(modules: Sequence[nn.Module]) -> tuple[SharedParameter, ..
 
 
 def tied_apart(shared: Sequence[SharedParameter], placement: Placement) -> tuple[SharedParameter, ...]:
-    """Those of which several ranks need a copy."""
+    """The shared parameters whose stages lie on several ranks."""
     return tuple(parameter for parameter in shared if lies_apart(Tie(parameter.stages), placement))
 
 
@@ -77,14 +77,14 @@ def refuse_tied(modules: Sequence[nn.Module], shared: Sequence[SharedParameter],
             raise PartitionError(
                 f"tied weights: {uses} are one parameter. The schedule has two copies of each stage, and these stages"
                 " do not share both ranks: four ranks would have to sum each other's gradients",
-                "take a schedule with one copy of each stage, as zbv, dualpipev or interleaved_1f1b, or choose"
+                "take a schedule with one copy of each stage, as zbv, dualpipev or interleaved_1f1b; or: choose"
                 " split_points that put both uses into stages of the same ranks",
             )
         tensor = parameter.of(dict(enumerate(modules)))
         if tensor is not None and (tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)):
             raise PartitionError(
-                f"tied weights: {uses} are one parameter, which has a hook. Each rank would call it with the gradient"
-                " of its own use, not with the sum",
+                f"tied weights: {uses} are one parameter, and this parameter has a hook. Each rank"
+                " would call the hook with the gradient of its own use, not with the sum",
                 "remove the hook, and change the gradients after `step`, which sums them",
             )
 

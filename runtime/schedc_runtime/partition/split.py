@@ -124,7 +124,7 @@ class CutRecording:
 
     @cached_property
     def copied(self) -> frozenset[fx.Node]:
-        """Nodes that each stage copies where it uses them."""
+        """Nodes that every stage with a use copies."""
         copied = frozenset(
             n for n in self.recording.graph.nodes if n.op == "get_attr" or n.meta.get("light")
         ) | of_batch_alone(self.recording.graph)
@@ -133,7 +133,7 @@ class CutRecording:
 
     @cached_property
     def needs(self) -> list[dict[fx.Node, None]]:
-        """[stages] the values that each stage uses, in the order of their use, except those that it copies."""
+        """[stages] the values that each stage uses, in the order of use, without `copied` nodes."""
         needs: list[dict[fx.Node, None]] = [{} for _ in range(self.stages)]
         visited: list[set[fx.Node]] = [set() for _ in range(self.stages)]
 

@@ -1,7 +1,7 @@
 """Python containers that hold tensors: their parts, and the same container with other parts.
 
-A block mask of flex attention has a function of indices, with tensors in its closure such as the numbers of documents,
-and tables of blocks that follow from it. In a recording the tables are operations as any others, and the function's
+A block mask of flex attention has a function of indices, with tensors in its closure such as the numbers of documents.
+Tables of blocks follow from this function. In a recording the tables are operations as any others, and the function's
 values are one.
 """
 
@@ -189,7 +189,7 @@ class Template(NamedTuple):
         if not (own := structure_parts(value)):
             return cls(None, ()), [value]
         pairs = [cls.of(part.value) for part in own]
-        # The container itself would keep what it holds.
+        # The container itself would keep its tensors alive.
         return cls(_Shell.of(value), tuple(t for t, _ in pairs)), [leaf for _, leaves in pairs for leaf in leaves]
 
     def fill(self, leaves: Iterator[Any]) -> Any:
@@ -198,7 +198,7 @@ class Template(NamedTuple):
 
 
 class _Shell(NamedTuple):
-    """The class of a container and the names of its parts. rest: what a block mask has besides its parts."""
+    """The class of a container and the names of its parts. rest: the last argument of a block mask's ``_unflatten``."""
 
     kind: Any
     keys: tuple[Any, ...]

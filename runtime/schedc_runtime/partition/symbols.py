@@ -182,7 +182,7 @@ def same_answer(a: Any, b: Any) -> bool:
 class Conditions:
     """The batches that a recording holds for.
 
-    sizes: those that it was made with. names: the symbol of each (leaf, dimension) that may be another. tests: Python
+    sizes: of the recorded batch. names: the symbol of each (leaf, dimension) that may be another. tests: Python
     expressions of symbols, all of which are true. questions: what was asked of values that follow from sizes, which
     must have the same answers. left: what units have kept of sizes, in attributes.
     """

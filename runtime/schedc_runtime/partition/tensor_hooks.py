@@ -100,7 +100,7 @@ class TensorHooks:
 
 
 class GradientFunction:
-    """A tensor's ``grad_fn`` between units: all of it but its hooks."""
+    """A tensor's ``grad_fn`` between units: every attribute except hooks."""
 
     def __init__(self, node: Any) -> None:
         self._node = node

@@ -31,7 +31,7 @@ _TAKES: dict[str, tuple[tuple[str, Any], ...]] = {
 }  # fmt: skip
 """The arguments that a function takes, with their defaults."""
 _SHAPED = ("expand", "reshape")
-"""Functions that take sizes, in a tuple or one by one."""
+"""Functions with sizes as arguments, in a tuple or singly."""
 
 COMMUTES = ("add", "mul")
 """Functions whose first two arguments may change places."""

@@ -23,7 +23,7 @@ from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.written_code import function_of
 
 TAPS = "taps"
-"""Key in the meta of a call: (submodule, number of its call) of the outputs that it gives besides its result."""
+"""Key in the meta of a call: (submodule, number of the call) of each output besides the result."""
 CHECKPOINTED = "checkpointed"
 """Key in the meta of a call: the model has it inside of `torch.utils.checkpoint.checkpoint`."""
 ASSUMED = "assumed"
@@ -33,8 +33,8 @@ ASSUMED = "assumed"
 class UnitCall(NamedTuple):
     """How a unit is called.
 
-    path: name of the unit. taps: (submodule, number of its call inside this call). checkpointed: whether its backward
-    runs it a second time, and holds its inputs alone. assumed: what the result must be; None where that is known.
+    path: name of the unit. taps: (submodule, number of the submodule's call in this call). checkpointed: whether the
+    backward runs the unit a second time, and holds its inputs alone. assumed: the assumed `specs` of the result.
     """
 
     path: str
@@ -64,8 +64,8 @@ class UnitCall(NamedTuple):
     def _check(self, result: Any) -> None:
         if (returned := specs(result)) != self.assumed:
             raise BoundaryError(
-                f"`{self.path}` returned ({_shown(returned)}). What it does depends on the values of its input, so that"
-                f" it was taken to return what it is given first: ({_shown(self.assumed or ())})",
+                f"`{self.path}` returned ({_shown(returned)}). Its behaviour depends on input values, so the"
+                f" recording assumed a result like the first argument: ({_shown(self.assumed or ())})",
                 "return a tensor of the shape and dtype of the first argument, or move what depends on values into a"
                 " submodule that does",
             )
@@ -156,7 +156,7 @@ def hidden(value: Any, where: str) -> PartitionError:
 
 
 class CompiledGraph(NamedTuple):
-    """A compiled graph. run(owner, *inputs): owner is the module whose parts it uses."""
+    """A compiled graph. run(owner, *inputs): owner is the module with the parameters, buffers and submodules."""
 
     run: Callable[..., Any]
     source: str

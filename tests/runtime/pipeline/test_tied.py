@@ -206,7 +206,7 @@ class Across(nn.Module):
             "dualpipe",
             r"`blocks.0.weight` \(stage 0, ranks 0 and 3\) and `blocks.1.weight` .*two copies of each",
         ),
-        (hooked(), "1f1b", "(?s)which has a hook.*after `step`"),
+        (hooked(), "1f1b", "(?s)has a hook.*after `step`"),
     ],
 )
 def test_ties_that_cannot_be_summed_are_refused(model: nn.Module, schedule: str, says: str) -> None:
