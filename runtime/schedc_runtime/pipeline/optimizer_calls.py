@@ -53,7 +53,7 @@ class OptimizerCalls(ABC):
         """Divide the gradients by the scale of a `torch.amp.GradScaler`: all ranks skip the update, or none.
 
         A collective, between steps: after `step` with ``scale=scaler.get_scale()``, before `clip_grad_norm_`.
-        optimizer: that of this process; None where it has no parameters.
+        optimizer: of this process; None where no parameters are here.
         """
         unscale(self._assembly, scaler, optimizer)
 

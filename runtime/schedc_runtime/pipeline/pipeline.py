@@ -80,8 +80,8 @@ class Pipeline(OptimizerCalls):
     check_finite: refuse a loss or gradients that are NaN or infinite, and name the stage; ``"loss"``: the loss alone.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     audit: an `Audit`, by which other ranks repeat microbatches to prove which device computes wrongly.
-    example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
-        By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
+    example: a batch as of `step`, of which only shapes and plain values count: the model is cut by its operations on
+        this batch. By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
     example_dims: dimension of rows by argument, where it is not 0: ``{"position_ids": 1}``; None where all share one.
     others: further programs of the same stages on the same ranks, of which `step` may run one: ``choice``.
     compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
@@ -181,10 +181,10 @@ class Pipeline(OptimizerCalls):
 
         seed: random numbers of a tensor follow from it and from the tensor's name. Values are then the same for any
             number of ranks.
-        checkpoint: a safetensors or torch file, its index, a directory with them, a DCP directory, the folder of a
-            run or of one of its steps, or a state dict [...] of the whole model. Only what is held here is read.
+        checkpoint: a safetensors or torch file, its index, a directory of either, a DCP directory, a run's or step's
+        folder, or the whole model's state dict [...]. Only what is held here is read.
         init: ``init(name, tensor)`` writes a parameter [...] or returns its values. Without it, or where it does
-            neither, parameters begin as the model's own code says. With a checkpoint it is for names that this lacks.
+            neither, parameters begin as the model's own code says. With a checkpoint, ``init`` is for missing names.
 
         Parameters stay the same objects, with their hooks. Raises `MaterializeError` on every rank alike.
         """

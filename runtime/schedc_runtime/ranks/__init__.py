@@ -1,1 +1,1 @@
-"""The ranks of a mesh: their groups, the exchanges between them, their control values and their states."""
+"""The ranks of a mesh: groups, exchanges between ranks, control values, and states of ranks."""

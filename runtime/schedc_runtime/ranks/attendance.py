@@ -1,8 +1,8 @@
 """One number that says who has come to a round: how many ranks, how many with a text, and whether their values agree.
 
-Each rank adds an amount to one counter: a one to the count, a one to those that tell a text, and checksums below. The
-checksums of a group with equal values cancel, since the weights of its members add up to zero. A member with another
-value leaves a rest. So the rank that comes last sees from the sum alone whether all groups agree.
+Each rank adds an amount to one counter: 1 to the number of ranks, 1 to the number of texts if the rank has one, and
+checksums in the low bits. The checksums of a group with equal values cancel: the weights of its members add up to zero.
+A member with another value leaves a rest. So the rank that comes last sees from the sum alone whether all groups agree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Alike(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """A sum of amounts. come, telling: ranks that came, and those with a text. equal: whether all groups agree."""
+    """A sum of amounts. come, telling: number of ranks, and of ranks with a text. equal: whether all groups agree."""
 
     come: int
     telling: int

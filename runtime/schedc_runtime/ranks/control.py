@@ -179,15 +179,15 @@ class ControlPlane:
         details: Callable[[], Any] = lambda: None,
         occasion: str = "",
     ) -> Any:
-        """What ``function`` makes of the values (JSON) of all processes, in order. One rank calls it for all.
+        """What ``function`` makes of the values (JSON) of all processes, in order. One rank calls ``function`` for all.
 
         value: None where this rank has nothing to tell, which spares a message. what: the occasion, for errors.
         alike: values that groups of ranks must have in common; ``details`` tells more about them where they differ.
         occasion: tells occasions apart that must not meet; ``what`` by default.
 
-        Raises `PeerFailure` if a rank failed or died before it came here, or ``function`` failed on another rank, and
-        `StepTimeout` if a rank did not come in time. Raises, on every rank alike, `Unlike` where values of a group
-        differ, and `RanksDisagree` where ranks came for different occasions.
+        Raises `PeerFailure` if a rank failed or died before it came here, or ``function`` failed on another rank.
+        Raises `StepTimeout` if a rank did not come in time. Raises, on every rank alike, `Unlike` where values of a
+        group differ, and `RanksDisagree` where ranks came for different occasions.
         """
         if self._store is None:
             return function([value])
@@ -283,7 +283,7 @@ class ControlPlane:
             raise self.diagnose(f"{self.name} waited for its device", broken=True, peer=lost)
 
     def publish(self, text: str) -> None:
-        """Tell the other ranks that this rank failed."""
+        """Report a failure here to all other ranks."""
         self._tell(RankFailure(FailureKind.ERROR, self.name, self.name, text))
 
     def leave(self) -> None:
@@ -291,7 +291,7 @@ class ControlPlane:
         self._ask(lambda store: store.compare_set(answer_key(self._round + 1), "", f"{LOST}{self.process}"), None)
 
     def diagnose(self, view: str, *, broken: bool, peer: str = "", help: str = "") -> RuntimeFault:
-        """The error for a failed wait of this rank: another rank's failure if there is one, else what this rank sees.
+        """The error for a failed wait of this rank: another rank's failure if known, else the view of this rank.
 
         view: where this rank stood, and the error. broken: a connection broke; otherwise a wait took too long. peer:
         name of the other end, if known. help: what to do about a long wait.

@@ -31,7 +31,7 @@ class RoutingPart(nn.Module):
 class Exchange(nn.Module, ABC):
     """A communication at which a stage is cut: an exchange of a MoE layer, or a class of your own.
 
-    label: what is exchanged, in one word. MoE layers have ``routing``, ``sizes``, ``dispatch``, ``combine``, ``hot``
+    label: the kind of payload, in one word. MoE layers have ``routing``, ``sizes``, ``dispatch``, ``combine``, ``hot``
     and ``balance``. lane: the links that it takes, ``rail`` between nodes or ``node`` inside one; ``host`` for a copy
     to the rank's own host. differentiable: whether gradients of its payload come back. group: the ranks that take part;
     set it in an exchange of your own.

@@ -16,7 +16,7 @@ from schedc_runtime.transport.process_groups import join_groups
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """One rank's end of its expert group. rank = node * per_node + position.
+    """The communicators of one rank in its expert group. rank = node * per_node + position.
 
     expert: all ranks of the group. rail: the ranks in the same position of every node, in the order of nodes;
     hierarchical methods cross nodes here. node: the ranks of this rank's node, by position.
@@ -48,7 +48,7 @@ class ExpertGroup:
 
     @staticmethod
     def of(groups: Sequence[Sequence[int]], per_node: int, timeout: float, high: Collection[str] = ()) -> ExpertGroup:
-        """This process's end of its group among ``groups``: processes of the world, ``per_node`` in a row in one node.
+        """The expert group of this process. groups: processes of the world, ``per_node`` in a row in one node.
 
         timeout: seconds that a wait for a collective may take. A process in no group gets `solo`. high: lanes of
         high priority.

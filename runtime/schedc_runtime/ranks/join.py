@@ -65,7 +65,7 @@ def meet_ranks(store: Any, what: str, process: int, names: Sequence[str], timeou
     store: a torch Store, which may hold keys of earlier attempts. what: the occasion, the same on all ranks.
     process: this rank's number among ``names``. timeout: seconds to wait for the others.
 
-    Every process that takes part must call this. A second call begins a new meeting.
+    Every process in ``names`` must call it. A second call begins a new meeting.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID") or "run"
     table = PrefixStore(f"schedc/{run}/{what}", store)

@@ -1,4 +1,4 @@
-"""What a rank says when SIGTERM ends it: one line on stderr, with the rank that was lost and where this one stood.
+"""The line on stderr of a rank that SIGTERM ends: the lost rank, and the current activity here.
 
 torchrun sends SIGTERM to the other ranks as soon as one has died, often before they have found the cause themselves.
 Python's handlers wait until the main thread leaves C code, such as a wait for a message. A thread therefore reads the
@@ -24,7 +24,7 @@ _once = threading.Lock()
 
 
 def speak_at_the_end(speaker: Any) -> None:
-    """Let ``speaker.last_words()`` be printed before SIGTERM ends this process. It is not kept alive for that.
+    """Let ``speaker.last_words()`` be printed before SIGTERM ends this process. A weak reference holds it.
 
     A handler of the user stays: nothing is printed then. The same holds outside of the main thread.
     """

@@ -41,7 +41,7 @@ class Mesh:
 
     per_node: number of ranks of an expert group in one node; 0: all of them.
     shard_dense: shard parameters outside of experts over the replicas with FSDP2. Between steps parameters, gradients
-        and the optimizer's state are DTensors. They are gathered while their stage works.
+        and the optimizer's state are DTensors. A stage's parameters are gathered while the stage works.
     high_priority: lanes whose collectives run on streams of high priority on a GPU, see `priorities.LANES`; by default
         none.
     tensor: ranks that split the products of a layer (tensor parallelism). Experts are never split.
@@ -162,7 +162,7 @@ class Mesh:
     def calls(self, parts: int) -> int:
         """Number of calls of `Pipeline.step` in which each replica takes its share of an update's batch of ``parts``.
 
-        A part is what one replica takes in one call. The number is for ``accumulate``: with fewer replicas it is larger
+        A replica takes one part in each call. The number is for ``accumulate``: with fewer replicas it is larger
         and the batch stays. Replica r takes part ``call * replicas + r``. Raises `RuntimeFault`, with the numbers of
         processes that work, if the replicas do not divide the parts.
         """
@@ -255,7 +255,7 @@ def surplus(more: int) -> str:
 class PeerGroups:
     """The groups with which a rank communicates besides its pipeline.
 
-    experts: the ranks that share its experts. table: the other groups by name, those of `_GROUPS`.
+    experts: the expert group of the rank. table: the other groups by name, those of `_GROUPS`.
     """
 
     experts: ExpertGroup
@@ -298,7 +298,7 @@ class PeerGroups:
         return self.splitting if self.tensor.size > self.experts.size else self.experts
 
     def close(self) -> None:
-        """Give up the collectives in flight, which wakes the ranks that wait for this one."""
+        """Give up the collectives in flight, and so wake waiting ranks."""
         for communicator in self._all():
             communicator.close()
 

@@ -34,14 +34,14 @@ from schedc_runtime.transport.process_groups import leave_groups, new_group
 
 
 class Network:
-    """The ranks of the mesh that are in this process, their transports and their groups.
+    """The ranks of the mesh in this process, with transports and groups.
 
     local: coordinates of the ranks in this process: one, or all with ``in_process``. names: names of all processes in
         errors. process: number of this process. store: where processes exchange small values; None for one process.
 
-    Without a ``group`` each pipeline gets a new one, so that its messages mix with no others. It is closed when the
-    pipeline fails, which wakes the ranks that wait for this one. A group of the caller stays open, but what it has in
-    flight on a GPU is given up.
+    Without a ``group`` each pipeline gets a new one, so that its messages mix with no others. A failure of the pipeline
+    closes the new group, and so wakes waiting ranks. A group of the caller stays open, but what it has in flight on a
+    GPU is given up.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Network:
         self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
 
     def abort(self, others: Sequence[dist.ProcessGroup] = ()) -> None:
-        """Close the connections: ranks that wait for this one fail at once instead of after their timeout.
+        """Close the connections: waiting ranks fail at once, not after a timeout.
 
         Every group is aborted before one is destroyed. others: further groups of this pipeline.
         """
@@ -239,6 +239,6 @@ def _backend_for(device: torch.device, group: dist.ProcessGroup | None) -> str:
         raise RuntimeFault(
             f"the model lies on {device}, and the process group ({config}) cannot send tensors from there",
             "initialise torch.distributed with a backend for that device (nccl for CUDA), move the model to the CPU, or"
-            " pass in_process=True to run all ranks on one device",
+            " pass in_process=True to run on one device",
         )
     return backend

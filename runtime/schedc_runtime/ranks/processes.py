@@ -53,7 +53,7 @@ def this_process() -> Process:
 
 
 def process_here(pid: int) -> Process:
-    """A process of this machine by its id."""
+    """The process with the id ``pid`` on this machine."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"

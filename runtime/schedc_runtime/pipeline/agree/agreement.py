@@ -31,7 +31,7 @@ def fingerprint(
     copies: Sequence[Stage],
     cells: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Digests of what must be equal on all ranks that have it: program, model, blocks of stages, copied weights.
+    """Digests for comparison between ranks: program, model, blocks of stages, copied weights.
 
     Experts and parts of split products are not compared: the ranks of a group hold different ones.
 
@@ -80,7 +80,7 @@ def plan_prints(plan: Plan, stages: Iterable[Stage]) -> dict[str, str]:
 def difference(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
     """In what two ranks differ that both have; "" if in nothing.
 
-    everyone: [processes] the fingerprints of each. names: [processes] what the error calls them.
+    everyone: [processes] the fingerprints of each. names: [processes] names for the error.
     """
     first: dict[str, tuple[str, str]] = {}
     for name, prints in zip(names, everyone, strict=True):

@@ -24,7 +24,7 @@ class BatchRefused(RuntimeFault):
 
 
 class StepRequest(NamedTuple):
-    """What one rank brings to a step.
+    """The arguments, options and state of one rank at the start of a step.
 
     batch, targets: their signatures; None where the rank was given none.
     needs_batch, needs_targets: whether the rank holds a first or a last stage.
@@ -113,7 +113,7 @@ def agree(
 ) -> Agreement:
     """What follows from the requests of all processes. Raises `BatchRefused`, for equal arguments alike.
 
-    requests: [processes]. names: [processes] what errors call them. replicas: those whose batch a process brings.
+    requests: [processes]. names: [processes] what errors call them. replicas: number in the batch of a process.
     counting: number of processes that count targets, one per replica. counted: whether the loss function returns
     counts; None if that is not known yet. slices: [stages] number of slices of a microbatch; empty without slices.
     """
@@ -352,7 +352,7 @@ def _agreed(
 ) -> Json:
     """The one signature of all ranks that have one; None if no rank has.
 
-    signatures: [processes] each with whether the rank needs it. end: which stage needs it, first or last.
+    signatures: [processes] each with whether the rank needs it. end: "first" or "last" stage.
     """
     by_name = list(zip(names, signatures, strict=True))
     present = [(name, signature) for name, (signature, _) in by_name if signature is not None]

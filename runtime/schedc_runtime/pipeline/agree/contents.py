@@ -74,7 +74,7 @@ def common_facts(everyone: Sequence[Json]) -> list[Json]:
 
 
 def with_facts(signature: Json, facts: Sequence[Json]) -> Json:
-    """A signature in which tensors have what is known of their values. facts: [tensors] a `KnownValues`, or None."""
+    """The signature with facts about the values of its tensors. facts: [tensors] a `KnownValues`, or None."""
     leaves = iter(facts)
 
     def known(leaf: Json) -> Json:
@@ -96,7 +96,7 @@ def mapped_facts(signature: Json, leaf: Callable[[Json], Json]) -> Json:
 
 
 _MOST = 1 << 16
-"""Elements of a tensor that its checksum reads."""
+"""Elements above which a checksum reads a sample of a tensor."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -190,7 +190,7 @@ class GivenBatches:
         return (self._old if self._later else self._new).told()
 
     def forget(self) -> None:
-        """The last call is not compared any more: it was, or it did not come about."""
+        """Compare the last call no more: ranks have compared it, or no call happened."""
         self._old = Given("", {}, {})
 
     def agreed(self, members: Mapping[str, tuple[int, ...]]) -> None:

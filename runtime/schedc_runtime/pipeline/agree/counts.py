@@ -77,9 +77,7 @@ class Accumulation(NamedTuple):
             total = None if count is None or self.total is None else self.total + count
             result = self._replace(done=self.done + 1, total=total)
         if result.last and result.total == 0:
-            raise BatchRefused(
-                "no target counts in the whole step: its mean is that of nothing", "leave this batch out"
-            )
+            raise BatchRefused("no target counts in the whole step: a mean loss needs a target", "leave this batch out")
         return result
 
     @property

@@ -139,7 +139,7 @@ class FailureGuard:
                 return
             cause = self._explain(error)
             if partial:
-                cause.add_note("the gradients now hold a part of the failed step: zero them before the next one")
+                cause.add_note("the gradients now hold a part of the failed step: zero them before the next step")
             if cause is not error:
                 raise cause from error
         finally:
@@ -148,7 +148,7 @@ class FailureGuard:
                 self.control.presence.progress.say(self.between)
 
     def _explain(self, error: BaseException) -> BaseException:
-        """What to raise for ``error``: this rank's own error itself, else what the rank that caused it reports."""
+        """The error to raise for ``error``: an own error itself, else the report of the rank at fault."""
         if isinstance(error, _AGREED):
             return error
         cause = self._seen_here(error) if _is_echo(error) else error
@@ -166,7 +166,7 @@ class FailureGuard:
         return cause
 
     def _seen_here(self, error: BaseException) -> BaseException:
-        """The failure of another rank, worked out from what reached this one."""
+        """The failure of another rank, derived from an error here."""
         cause = error if isinstance(error, _ECHOES) else error.__cause__
         if isinstance(cause, (PeerFailure, StepTimeout)):
             return cause

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 Dim = int | None
 """Dimension of the rows of a tensor; None where all microbatches share the tensor."""
 Dims = Mapping[str | int, Dim]
-"""Dimensions by the name of an argument, or by its position in a tuple. They hold for all tensors inside of it."""
+"""Dimensions by the name of an argument, or by its position in a tuple, for all tensors inside the argument."""
 ROWS_FIRST: Dims = MappingProxyType({})
 GRIDS = -4096
 """Dimension of the rows in what Hugging Face models take as positions: 1 in [3 or 4, rows, T], else 0."""

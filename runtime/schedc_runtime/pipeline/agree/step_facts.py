@@ -166,7 +166,7 @@ class StepFacts:
 
 
 def differing(everyone: Sequence[Digests]) -> list[str]:
-    """Which digests differ between two ranks that both have them. everyone: [processes]."""
+    """The keys of digests with different values on two ranks, sorted. everyone: [processes]."""
     first: dict[str, str] = {}
     pairs = [pair for process in everyone for _, digests in process for pair in digests.items()]
     return sorted({key for key, digest in pairs if first.setdefault(key, digest) != digest})

@@ -294,7 +294,7 @@ def check_exact(fuse: Fuse | None) -> None:
 def fused_blocks(
     fuse: Fuse | None, compile: CompileSettings | None, stages: Iterable[Stage], aliases: Mapping[str, str]
 ) -> FusedStages | None:
-    """The fused blocks of ``stages``; None without a plan's line. Their code is made at their first calls.
+    """The fused blocks of ``stages``; None without a plan's line. A block's code is made at the first call.
 
     Raises `RuntimeFault` beside ``compile``.
     """

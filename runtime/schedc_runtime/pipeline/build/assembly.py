@@ -116,7 +116,7 @@ def check_kinds(**arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of a `Pipeline`, which explains them. timeout: seconds."""
+    """The arguments of a `Pipeline`, with defaults. timeout: seconds."""
 
     model: nn.Module
     program: Program
@@ -149,16 +149,16 @@ class Settings:
 class Assembly:
     """What a pipeline consists of; each step of `STEPS` in `schedc_runtime.pipeline.build.assemble` sets some.
 
-    program: that of the settings; from `tie_weights` on with the sums of tied weights, from `place_works` on with the
-    works among replicas. own: the program without these, and those that it was compiled with. stage_bytes: what they
-    move for each stage.
+    program: from the settings; from `tie_weights` on with the sums of tied weights, from `place_works` on with the
+    works among replicas. own: the program without these works, and the works that it was compiled with.
+    stage_bytes: bytes in works, by stage.
     construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
     seen off the meta device.
     first_batch: compares the plan's tokens with it. names: shape and dtype of each entry of the model's state.
     shards: shards of the dense parts, where these are sharded. tied: the parameters of which several ranks need a copy.
     weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
-    copied: those that another rank holds, too. compile: settings of compiled units. compiled: the units, if any.
+    copied: stages here with a copy on another rank. compile: settings of compiled units. compiled: the units, if any.
     fused: blocks with fused chains, if any. norms: RMSNorms that a provider computes, if any.
     split: the model's split products, if the mesh has tensor ranks.
     lanes: where offloads and fetches run, of each place here whose program has some.

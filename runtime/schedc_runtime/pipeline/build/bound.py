@@ -53,9 +53,9 @@ _SIGNATURES = 256
 class BoundSignature(NamedTuple):
     """What is kept for one signature and program. draws: None if random numbers are not by name.
 
-    executors: one per place here, which signatures with the same tensors of other shapes share. forms: what their
-    messages carry, as of `message_forms`. shapes: by id, the stages here as they are bound to it, where it is one of
-    several in a step.
+    executors: one per place here, which signatures with the same tensors of other shapes share. forms: the contents of
+    messages, as of `message_forms`. shapes: by id, the stages here as they are bound to it, where it is one of several
+    in a step.
     """
 
     record: Record
@@ -113,7 +113,7 @@ class BoundCode:
 
         call: tells programs apart, ``step`` or ``evaluate``. signature: as of an `Agreement`.
         """
-        # What a model may ask or read changes what it does. A stage that was frozen has no sums.
+        # Each part of this state may change the bound code. A frozen stage, for example, has no sums.
         training = any(stage.module.training for stage in self._held())
         read = self.partition.records.reads.key(training)
         state = program, call, training, ambient(), self._trained(), read

@@ -30,11 +30,11 @@ CHUNK = 1024
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss of one microbatch as a sum over what it counts, such as tokens. A step takes the mean over all.
+    """The loss of one microbatch as a sum over targets, such as tokens. A step takes the mean over all.
 
     sum: the sum of the losses, a differentiable scalar.
     count: [] the number of targets that it is a sum over.
-    metrics: further sums, [] by name, such as the number of right answers. A step divides them by its count.
+    metrics: further sums, [] by name, such as the number of right answers. A step divides each by its count.
     """
 
     sum: Tensor

@@ -152,7 +152,7 @@ def labels_counted(targets: Any) -> Tensor | None:
 
 
 def count_of_loss(loss_fn: LossOfMicrobatch | None, count_fn: CountOfTargets) -> CountOfTargets:
-    """``count_fn``; by default that of the loss function, if it has one."""
+    """``count_fn``; the ``count`` of a `ChunkedLoss` where ``count_fn`` is the default."""
     return loss_fn.count if isinstance(loss_fn, ChunkedLoss) and count_fn is labels_counted else count_fn
 
 

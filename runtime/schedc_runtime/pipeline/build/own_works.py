@@ -62,7 +62,7 @@ class OwnWorks(NamedTuple):
 
 
 def _named(placed: PlacedWorks, dependencies: Dependencies) -> set[str]:
-    """The works by what they are for. A stage may be gathered and dropped any number of times."""
+    """The works by rank, stage and group, with numbers. A stage may be gathered and dropped any number of times."""
     counts: Counter[str] = Counter()
     for row, rank in enumerate(placed.rank_of(placed.start, dependencies).tolist()):
         work = placed.works.work(row)

@@ -69,7 +69,7 @@ def bytes_of_stages(assembly: Assembly) -> dict[int, StageBytes]:
 
 
 def together(everyone: Iterable[Mapping[Any, Sequence[float]] | None]) -> dict[Any, Sequence[float]]:
-    """The bytes of all stages. everyone: [processes] those that each process knows."""
+    """The bytes of all stages. everyone: [processes] the bytes by stage, or None."""
     return {stage: sizes for part in everyone for stage, sizes in (part or {}).items()}
 
 

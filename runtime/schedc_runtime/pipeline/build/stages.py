@@ -63,7 +63,7 @@ def stages_of_places(
     own: dict[Coordinate, dict[int, nn.Module]] = {}
     for place in places:
         own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
-        # Together, so that parameters which they share stay shared; and before a stage changes its layers.
+        # Copies all stages at once: shared parameters stay shared. No stage has changed its layers yet.
         own[place] |= copied_modules({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
     give_copies(list(own.values()), tied_apart(parts.shared, program.placement))

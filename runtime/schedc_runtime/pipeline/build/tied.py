@@ -35,7 +35,7 @@ _PIECE = 1 << 22
 class TiedWeights:
     """The tied parameters whose copies lie on different ranks.
 
-    shared: the parameters. stages: those of each place in this process.
+    shared: the parameters. stages: the stages of each place here, by index.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TiedWeights:
         return [copy for place in self._stages for _, copy in self._copies(place)]
 
     def elsewhere(self, place: Coordinate) -> set[str]:
-        """The names at ``place`` of copies whose first copy lies on another rank: a norm counts only that one."""
+        """The names at ``place`` of copies whose first copy lies on another rank: a norm counts the first copy only."""
         here = self._stages[place]
         return {
             name

@@ -19,7 +19,7 @@ from schedc_runtime.stage.stage import Stage
 
 
 class Told(Protocol):
-    """A part of a pipeline that says in words what it does."""
+    """A part of a pipeline that describes itself in words."""
 
     def told(self) -> str: ...
 

@@ -48,8 +48,8 @@ Wanted = bool | torch.optim.Optimizer | StateTarget
 class Snapshot(NamedTuple):
     """The state of the stages here before a step, on the host.
 
-    steps: training steps before it. model: as `Pipeline.state_dict` was. optimizer: as its `state_dict` was; None
-    without one. Tensors are parts of buffers that the next snapshot writes. program: that of the step, by whose rows
+    steps: training steps before it. model: as `Pipeline.state_dict` was. optimizer: as the optimizer's `state_dict`
+    was, or None. Tensors are parts of buffers that the next snapshot writes. program: that of the step, by whose rows
     `Pipeline.trace` speaks.
     """
 

@@ -34,7 +34,7 @@ class ProgramChoice(Protocol):
 class PipelineCall(NamedTuple):
     """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
 
-    gradients: whether they were enabled around the call. snapshot: what it copies to the host. again: it runs a
+    gradients: whether they were enabled around the call. snapshot: the state to copy to the host. again: it runs a
     second time, with exact sizes. microbatches: how many there are; None for as many as in ``program``.
     choice: which program runs, where the pipeline has several.
     """

@@ -145,7 +145,7 @@ class Undo:
             (parameter, parameter.grad, None if parameter.grad is None else parameter.grad.clone())
             for parameter in parameters.values()
         ]
-        # Version counters do not tell: a batch norm changes its statistics without them.
+        # Version counters do not show every change: a batch norm changes statistics without a count.
         self._buffers = [
             (owner, name, buffer, buffer.clone())
             for module in self._modules

@@ -70,7 +70,7 @@ class HotSteps:
                 lender.leave()
 
     def commit(self) -> None:
-        """The step has succeeded on all ranks: the next one follows its rows."""
+        """The step has succeeded on all ranks: the next step's copies follow from the step's rows."""
         for lender in self._every():
             lender.commit()
 
@@ -80,7 +80,7 @@ class HotSteps:
         return dict(sorted((key, held) for part in everyone for key, held in part.items()))
 
     def mine(self) -> BalanceState:
-        """What this rank knows of `state`."""
+        """This rank's part of `state`."""
         return {key: _experts(lenders[0], lenders[0].choose()) for key, lenders in self._lenders.items()}
 
     def of_layers(self, state: Mapping[str, Sequence[Any]]) -> BalanceState | None:
@@ -100,7 +100,7 @@ class HotSteps:
         return found
 
     def load(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Take a `state`. A collective of all ranks. Raises `RuntimeFault` if it is not one of such a pipeline."""
+        """Take a `state`. A collective of all ranks. Raises `RuntimeFault` for a state of another kind of pipeline."""
         everyone = self._control.gather("loading the copied experts", sorted(self._lenders))
         keys = {key for part in everyone for key in part}
         if different := sorted(keys ^ set(state)):

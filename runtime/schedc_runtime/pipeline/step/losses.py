@@ -63,8 +63,8 @@ def share(
 ) -> tuple[StepResult, bool]:
     """(losses of all ranks on the CPU, without outputs; whether they are of `Loss`). The same bits on every rank.
 
-    everyone: what `gathered` gave. executors: those of this process, of the step that ends. count: number of targets
-    that the gradients were weighed with, if any. losses: number of stages that form one for each microbatch.
+    everyone: what `gathered` gave. executors: the executors of this process in the ending step. count: number of
+    targets that the gradients were weighed with, if any. losses: number of stages that form one for each microbatch.
 
     Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
     formed a loss, and `CountRefused` for another count than ``count``.

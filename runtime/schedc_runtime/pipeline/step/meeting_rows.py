@@ -69,7 +69,7 @@ class RowChecks:
     def check(self, agreed: Agreement, microbatches: int, replicas: int) -> None:
         """Refuse a batch that is padded, or whose microbatches run in slices, where rows see each other. A collective.
 
-        replicas: those whose batch a process brings. Raises `BatchRefused` on every rank alike.
+        replicas: number of replicas in the batch of a process. Raises `BatchRefused` on every rank alike.
         """
         assembly, rows = self._assembly, agreed.rows
         slices = assembly.plan.slices

@@ -146,7 +146,7 @@ def _first_bad(norms: Mapping[tuple[str, int], float], order: Sequence[str]) -> 
 def unscale(assembly: Assembly, scaler: Any, optimizer: torch.optim.Optimizer | None) -> None:
     """`GradScaler.unscale_` on all ranks: all of them skip the optimizer's step, or none. A collective.
 
-    scaler: a `torch.amp.GradScaler`. optimizer: that of this process; None where it has no parameters.
+    scaler: a `torch.amp.GradScaler`. optimizer: of this process; None where no parameters are here.
     """
     if not scaler.is_enabled():
         return

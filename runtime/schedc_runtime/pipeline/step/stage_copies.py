@@ -32,7 +32,7 @@ from schedc_runtime.transport.base import Transfer
 
 
 class _Copy(NamedTuple):
-    """A parameter here. members: processes that hold an equal one."""
+    """A parameter here. members: processes with an equal copy."""
 
     place: Coordinate
     members: tuple[int, ...]
@@ -166,7 +166,7 @@ class RunningStatistics:
         self._versions = [[value._version for _, value in stage.watched] for stage in self._stages]
 
     def combine(self) -> None:
-        """The step has ended: give all copies the same values. A collective of the ranks that hold them.
+        """The step has ended: give all copies the same values. A collective of the ranks with copies.
 
         Raises `RuntimeFault` for another buffer of the state that the step has changed.
         """

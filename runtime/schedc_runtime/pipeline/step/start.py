@@ -1,7 +1,7 @@
 """The start of a call: what all ranks bring is compared by checksums, and exchanged only where it is new.
 
-A rank that brings what it brought before expects of the others what they brought then. All ranks say by a number which
-exchange they refer to. Where these numbers or the options of the call differ, all ranks exchange their requests.
+A rank with the request of an earlier call expects the other ranks' requests of that call. All ranks say by a number
+which exchange they refer to. Where these numbers or the options of the call differ, all ranks exchange their requests.
 """
 
 from __future__ import annotations
