@@ -35,7 +35,7 @@ from schedc_runtime.transport.process_groups import join_groups
 
 
 class _Scattered(NamedTuple):
-    """A reduce-scatter on its way. work: torch's handle. sent: [elements] what leaves, which must outlive the work.
+    """A reduce-scatter on its way. work: torch's handle. sent: [elements] must outlive the work.
 
     received: [members, share]. summed: [share] where the sum belongs.
     """
@@ -78,7 +78,7 @@ class OrderedReduceScatter:
         self._scattered = []
 
     def reset(self) -> None:
-        """Forget what is on its way."""
+        """Forget the sums in flight."""
         self._scattered = []
 
 
@@ -108,7 +108,7 @@ class DenseShards:
             part.set_reshard_after_backward(False)  # DROP frees the parameters
         for state in self._states:
             for group in state._fsdp_param_groups:
-                group._reduce_scatter_comm = self._sums  # its setter takes one group of parameters alone
+                group._reduce_scatter_comm = self._sums  # the setter serves a single group of parameters
         self.parameters = [parameter for parameter in module.parameters() if isinstance(parameter, DTensor)]
         """The shards, as the module has them between steps."""
         for parameter in self.parameters:
@@ -158,7 +158,7 @@ class DenseShards:
             root._root_post_backward_final_callback()
 
     def ready(self) -> bool:
-        """Whether a join would not block this process for ever: others have processes of their own."""
+        """Whether a join would not block this process for ever: other replicas have other processes."""
         return True
 
     def reset(self) -> None:

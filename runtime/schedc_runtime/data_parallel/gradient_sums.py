@@ -28,7 +28,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class Bucket(NamedTuple):
-    """Parameters of one dtype whose gradients are summed over one communicator, in one tensor."""
+    """Parameters of equal dtype whose gradients are summed in one tensor, over one communicator."""
 
     communicator: Communicator
     parameters: tuple[nn.Parameter, ...]
@@ -143,7 +143,7 @@ def is_summed_among_same(parameter: nn.Parameter) -> bool:
 
 
 def is_dense_shard(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is this replica's shard of one that FSDP2 holds, whose gradients FSDP2 sums."""
+    """Whether a parameter is this replica's shard of a dense part. The sharding sums the gradient."""
     return bool(getattr(parameter, "dense_shard", False))
 
 

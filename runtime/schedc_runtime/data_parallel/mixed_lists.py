@@ -50,7 +50,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 @contextmanager
 def gradients_here(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, the optimizer has a plain parameter for each sharded one: its gradient is the part that lies here."""
+    """Inside, the optimizer has a plain parameter for each sharded one: its gradient is the local part."""
     groups = optimizer.param_groups
     optimizer.param_groups = [{"params": [_stand_in(parameter) for group in groups for parameter in group["params"]]}]
     try:

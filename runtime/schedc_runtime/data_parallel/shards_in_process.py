@@ -1,4 +1,4 @@
-"""Shards of the dense part of a stage among replicas that share a process: what FSDP2 does, over their communicators.
+"""Shards of the dense part of a stage among replicas in one process: the work of FSDP2, over in-process communicators.
 
     between steps      a parameter's data is this replica's rows, and so is its gradient
     GATHER .. DROP     its data is the whole parameter

@@ -1,4 +1,4 @@
-"""What the works of one stage among its replicas run on: sums of its gradients, and its sharded dense parts."""
+"""The state that one stage's works among replicas act on: gradient sums, and sharded dense parts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StageReplicas:
         return size if self.shards is None else size + self.shards.start_reduce()
 
     def join_scatter(self) -> None:
-        """Add up what this replica sums."""
+        """Add up this replica's share of the sums."""
         self.sums.join_scatter()
         if self.shards is not None:
             self.shards.join_reduce()
@@ -193,7 +193,7 @@ def check_summed(replicas: Mapping[ReplicaKey, StageReplicas], stream: Iterable[
 
 
 def kept_whole(modules: Iterable[nn.Module], tied: Iterable[nn.Parameter] = ()) -> set[nn.Parameter]:
-    """The parameters of a rank that are not sharded: experts, and those that several stages use."""
+    """The parameters of a rank that are not sharded: experts, parameters of several stages, and tied ones."""
     uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
     return {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)} | set(tied)
 

@@ -56,7 +56,7 @@ def bind(
 ) -> Code:
     """The code of ``rank``.
 
-    stages: the stages that it holds, by index.
+    stages: of the rank, by index.
     boundaries: [stages + 1] what crosses before each stage and after the last, which messages carry.
     handlers: a table with other functions puts another implementation in place.
     cells: the order inside instructions on segmented stages, which become one step per micro-step.
@@ -221,7 +221,7 @@ class _Binder:
 
     @cached_property
     def reduced(self) -> dict[int, tuple[nn.Parameter, ...]]:
-        """The parameters of each REDUCE, by stage: one that several stages share is summed with the last of them."""
+        """The parameters of each REDUCE, by stage: a shared parameter is summed with the last of its stages."""
         order = [x.stage for x in self.stream if x.kind is InstructionKind.REDUCE and not x.is_tied]
         last = {id(p): stage for stage in order for p in self.stages[stage].module.parameters()}
         return {

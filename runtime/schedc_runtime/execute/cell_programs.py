@@ -86,7 +86,7 @@ def cells_on_rank(
 
 
 def check_cells(program: Program, rank: int, cells: Mapping[str, CellOnRank], group: ExpertGroup) -> None:
-    """Refuse cells in which a step comes before what it needs, or whose collectives would deadlock.
+    """Refuse cells with a step ahead of its inputs, or with collectives that would deadlock.
 
     Raises `DiagnosticError` (S320 to S322).
     """

@@ -22,7 +22,7 @@ BESIDE = "beside"
 
 
 class BoundStep(NamedTuple):
-    """One call, and which instructions of the program it runs.
+    """One call, and the instructions of the program that are run.
 
     row: first of ``width`` rows of the program. More than one row are messages that are posted together.
     instruction: of ``row``. label: the micro-step, as ``run backward of 0.experts``; "" for the whole instruction.
@@ -40,7 +40,7 @@ class BoundStep(NamedTuple):
 class Code:
     """The stream of one rank, ready to run.
 
-    steps: in the order in which they run. slot_names: [slots] what each value is, for errors.
+    steps: in the order of execution. slot_names: [slots] what each value is, for errors.
     handles: how many messages are posted.
     slots: by channel, stage and microbatch, the slot of what the stage produces; stage -1 is the batch.
     forms: what messages carry, of the boundaries that the stream was bound with.

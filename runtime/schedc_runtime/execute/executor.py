@@ -105,7 +105,7 @@ class Executor:
         self.name = name or f"rank {transport.rank}"
         self.registers = Registers(code.slot_names, code.handles, transport, device, code.forms)
         self.word = memoryview(bytearray(8)).cast("q")
-        """Where the `mark` of the running instruction is written. `FailureGuard` puts one here that other ranks see."""
+        """Where the `mark` of the running instruction is written. `FailureGuard` puts a shared word here."""
         self.labels = list(dict.fromkeys(step.label for step in code.steps))
         """The distinct labels of micro-steps, which marks count in."""
         numbers = {text: number for number, text in enumerate(self.labels)}

@@ -14,7 +14,7 @@ _WORD = {Channel.ACTIVATION: "activation", Channel.GRADIENT: "gradient"}
 def instruction_label(program: Program, row: int) -> str:
     """The instruction in the notation of torch's schedule files: ``0F3``, ``1RECV_F3``, ``(0F3;3B1)OVERLAP_F_B``.
 
-    As there, SEND names the stage that produced the message and RECV the stage that will use it; a WAIT is written
+    As there, SEND names the stage that produced the message and RECV the stage that will use it. A WAIT is written
     like the SEND or RECV that it completes.
     """
     x = program.instruction(row)
@@ -40,7 +40,7 @@ def batch_label(program: Program, row: int, rows: int, part: str) -> str:
 
 
 def sentence(program: Program, row: int) -> str:
-    """The instruction for people: its label, and for a message what it carries and whom it concerns."""
+    """The instruction in words: the label, and for a message its contents and the peer."""
     x = program.instruction(row)
     if x.is_tied:
         what = f"the gradients of the weights that stage {x.stage} shares with stage {x.stage2}"
@@ -74,7 +74,7 @@ def place_in_words(position: Position, program: Program | None) -> str:
 
 
 def receives(program: Program, row: int) -> bool:
-    """Whether a SEND, RECV or WAIT concerns a message to this rank: one that another rank's stage has produced."""
+    """Whether a SEND, RECV or WAIT concerns a message to this rank, from a stage of another rank."""
     if program.kind[row] != InstructionKind.WAIT:
         return bool(program.kind[row] == InstructionKind.RECV)
     place = program.placement

@@ -88,7 +88,7 @@ class ComputeOperands(NamedTuple):
 
 
 class PairOperands(NamedTuple):
-    """Operands of CELL: its two ops, and their kinds."""
+    """Operands of CELL: both ops, and their kinds."""
 
     first: ComputeOperands
     second: ComputeOperands
@@ -98,7 +98,7 @@ class PairOperands(NamedTuple):
 class MessageOperands(NamedTuple):
     """Operands of one SEND or RECV of a posted batch.
 
-    edge: position of its form in those that the executor carries (`message_forms`).
+    edge: position of the message's form among the executor's forms (`message_forms`).
     slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT. communicator: as of
     a `Transfer`.
     """
@@ -162,7 +162,7 @@ class ReplicatedStage(Protocol):
 
 
 class ReplicaKey(NamedTuple):
-    """The sums of a stage in a group of replicas. late: those of gradients that a REDUCE sums before."""
+    """The sums of a stage in a group of replicas. late: whether a REDUCE sums the gradients before."""
 
     stage: int
     group: int

@@ -19,7 +19,7 @@ _POSTS = (InstructionKind.SEND, InstructionKind.RECV, InstructionKind.START)
 
 
 class Late(NamedTuple):
-    """Where a device stands. rows: instructions that it has not all ended. before: whether an earlier call had them."""
+    """Where a device stands. rows: instructions, some not ended. before: whether an earlier call had them."""
 
     rows: tuple[int, ...]
     before: bool

@@ -140,7 +140,7 @@ def record_inits(model: nn.Module, tape: Tape) -> dict[str, str]:
         for name, function in _functions(model, ""):
             try:
                 function()
-            except Exception as error:  # the names that it was to fill are refused, with this reason
+            except Exception as error:  # tensors of this function are refused, with the error as reason
                 errors[name] = f"{type(error).__name__}: {error}"
     return errors
 

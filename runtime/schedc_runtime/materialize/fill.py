@@ -17,7 +17,7 @@ from schedc_runtime.materialize.values import WHOLE, OwnPart, Values
 def fill_modules(
     modules: Iterable[nn.Module], values: Values, device: torch.device, parts: Mapping[str, OwnPart]
 ) -> None:
-    """Make every tensor of ``modules`` real, on ``device``. Those that are real take what a checkpoint has for them.
+    """Make every tensor of ``modules`` real, on ``device``. Real tensors take the values of a checkpoint.
 
     parts: for names of which ``modules`` have a part, where it lies.
     """
@@ -38,7 +38,7 @@ def fill_values(tensor: Tensor, real: Tensor) -> None:
     if isinstance(tensor, nn.Parameter):
         new = nn.Parameter(new, requires_grad=tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, new)
-    # Hooks lie with the object in Python and with the contents in C++. Setting them puts them into the new contents.
+    # Hooks lie with the object in Python and with the contents in C++. Setting hooks puts them into the new contents.
     if tensor._backward_hooks:
         tensor._backward_hooks = tensor._backward_hooks
     if hooks := getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -79,7 +79,7 @@ def _fill_region(region: _Region, values: Values, device: torch.device, parts: M
 
 
 def _regions(tensors: Sequence[Named]) -> list[_Region]:
-    """Tensors whose memory would overlap together, all others alone, in their order."""
+    """Groups of tensors that overlap in memory, in the order of the first tensors. Other tensors stand alone."""
     latest: dict[int, int] = {}
     regions: list[_Region] = []
     order = {id(each.tensor): position for position, each in enumerate(tensors)}

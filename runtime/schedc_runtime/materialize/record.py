@@ -32,7 +32,7 @@ from schedc_runtime.partition.user_line import user_line
 
 _META = torch.device("meta")
 _WHOLE = ((torch.nn.init, "_no_grad_trunc_normal_"),)
-"""Functions that draw until their values fit, by module and name: they are recorded as one operation."""
+"""Functions that draw until their values fit, by module and name: each is recorded as one operation."""
 
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 """Methods that need values and are no operators."""
@@ -164,7 +164,7 @@ class _Values(TorchFunctionMode):
 
 
 def _recorded_whole(tape: Tape, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function(tensor, ...)``, which writes its first argument: on a meta tensor it becomes one operation."""
+    """``function(tensor, ...)``, which writes ``tensor``: for a tensor of the tape, records one operation instead."""
 
     def record(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not tape.knows(tensor):

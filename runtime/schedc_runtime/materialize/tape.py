@@ -45,8 +45,8 @@ class Operation:
     """One recorded call.
 
     function: an operator, or a function that runs whole. args, kwargs: as called, with a `View` or `Captured` for each
-    tensor. outputs: the views of the results on new storages, None for other results. reads: the operations whose
-    results this one reads. random: draws random numbers. device: where the call asked for its result; None if nowhere.
+    tensor. outputs: the views of the results on new storages, None for other results. reads: the operations with
+    results among the arguments. random: draws random numbers. device: where the call asked for its result, or None.
     """
 
     function: Callable[..., Any]
@@ -65,7 +65,7 @@ class Operation:
 
 @dataclass
 class Tape:
-    """All operations so far. constants: real tensors [...] that they read, as they were then.
+    """All operations so far. constants: real tensors [...] among the arguments, with the values of that time.
 
     device: where the tensors are meant to be; None leaves it to the pipeline.
 
@@ -149,7 +149,7 @@ class Tape:
         return any(not storage.expired() for storage in self._storages)  # type: ignore[no-untyped-call]
 
     def _ancestors(self, last: int, seen: set[int]) -> Iterator[int]:
-        """``last`` and what it needs, without ``seen``, to which they are added."""
+        """``last`` and all operations behind its reads, without numbers in ``seen``. Adds each to ``seen``."""
         stack = [last]
         while stack:
             if (index := stack.pop()) not in seen:

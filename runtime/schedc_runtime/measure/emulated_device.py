@@ -38,7 +38,7 @@ QueueKey = ExchangeKey | int
 """An exchange, or the number of a work."""
 
 BEHIND_MESSAGES = ("gather", "fetch")
-"""The kinds of works whose JOINs stand behind the messages of a cell. Segmented stages wait for these inside it."""
+"""The kinds of works whose JOINs stand behind the messages of a cell. Segmented stages wait inside the cell."""
 
 _WHOLE = (forward, backward, weight, recompute, cell)
 
@@ -108,13 +108,13 @@ class Device:
     messages: float = 0.0
     """Seconds for which the device was idle for messages between stages so far."""
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds of the clock, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
+    """Seconds of the clock, by queue (`schedc.cell.graph.QUEUES`): the end of the last exchange so far."""
     queued: dict[str, dict[QueueKey, Started]] = field(default_factory=lambda: defaultdict(dict))
     """By queue or lane, in the order of their starts: exchanges and works whose beginning is not known yet."""
     due: dict[QueueKey, Carried] = field(default_factory=dict)
     """Exchanges whose end is known."""
     expected: dict[int, AwaitedMessage] = field(default_factory=dict)
-    """Messages to this rank, by the handle that their wait has."""
+    """Messages to this rank, by the handle of the wait."""
     lanes: dict[str, LaneTime] = field(default_factory=lambda: defaultdict(LaneTime))
     """Times of the lanes of works so far."""
     kinds: dict[str, LaneTime] = field(default_factory=lambda: defaultdict(LaneTime))
@@ -177,7 +177,7 @@ class Device:
         return start
 
     def carried(self, queue: str, key: QueueKey) -> Carried:
-        """When an exchange that has really completed is carried. Those before it in its queue are carried first."""
+        """When an exchange that has really completed is carried. Earlier exchanges of the queue are carried first."""
         queued = self.queued[queue]
         while key not in self.due:
             first = next(iter(queued))
@@ -274,7 +274,7 @@ class Device:
         return start
 
     def _received(self, handler: Handler) -> Handler:
-        """A wait for a message. A sender waits for nothing: the link takes what it sends."""
+        """A wait for a message. A sender waits for nothing: the link takes the message."""
 
         def wait_for(registers: Any, op: Any) -> bool | None:
             if handler(registers, op):

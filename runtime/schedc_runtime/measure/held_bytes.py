@@ -19,7 +19,7 @@ from schedc_runtime.stage.stage import Stage
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that one microbatch holds on a stage. A storage is counted once; parameters are not counted.
+    """Bytes held by one microbatch on a stage. A storage is counted once; parameters are not counted.
 
     saved: by segment, what autograd has saved.
     runtime: what the runtime holds besides: values between segments, leaves of segments, inputs of what will be
@@ -67,7 +67,7 @@ def _held(stage: Stage, number: int) -> Bytes:
 
 
 def _together(parts: Sequence[Bytes]) -> Bytes:
-    """The bytes of all slices of a microbatch. What they share, such as a batch, counts in each."""
+    """The bytes of all slices of a microbatch. A shared tensor, such as a batch, counts in each."""
     saved: dict[str, int] = {}
     for part in parts:
         saved = {name: saved.get(name, 0) + part.saved.get(name, 0) for name in {**saved, **part.saved}}

@@ -37,7 +37,7 @@ class Ticket(NamedTuple):
 
 
 class AwaitedMessage(NamedTuple):
-    """A message that this rank receives: the process that sends it, and its position among those of the pair."""
+    """A message that this rank receives: the sender, and the number of the message between the two processes."""
 
     sender: int
     number: int
@@ -130,7 +130,7 @@ class SharedStarts:
         return self.counts[counted] - 1
 
     def _noted(self, table: Floats, place: tuple[list[int], int], number: int, members: tuple[int, ...]) -> Floats:
-        """[members, columns] their rows of a table once they have them."""
+        """[members, columns] the rows of ``members`` in a table, once all are written."""
         index = (*place, number % SLOTS)
         rows, began = table[index], perf_counter()
         while (rows[:, 0] != number + 1).any():
@@ -163,4 +163,4 @@ def _mapped(shape: tuple[int, ...], process: int) -> Floats:
 
 def _note(slot: Floats, number: int, *columns: float) -> None:
     slot[1:] = columns
-    slot[0] = number + 1  # last: who reads this number reads the columns of this start
+    slot[0] = number + 1  # last: a reader of the number finds the columns of the same start

@@ -289,7 +289,7 @@ def merged(everyone: Iterable[Sequence[Mapping[str, Sequence[float]]]]) -> list[
 
 
 def rows_of_slices(batch: Any) -> int:
-    """The rows of a microbatch: dimension 0 of its first tensor; 0 without tensors that have one."""
+    """The rows of a microbatch: dimension 0 of the first tensor with a dimension; 0 without such a tensor."""
     leaves = pytree.tree_leaves(batch)
     return next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
 

@@ -44,8 +44,8 @@ _COPIES = "hot."
 def chrome_trace(program: Program, *steps: Intervals) -> dict[str, Any]:
     """Steps in the Trace Event Format (JSON object form), which Perfetto and chrome://tracing open.
 
-    One process per rank, with a track for compute, one for communication, and one for each lane of the program's works;
-    times in microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
+    One process per rank, with a track for compute, one for communication, and one for each lane of the program's works.
+    Times are microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
     arrow leads from each send to the end of the wait that received it. Each slice of several steps has the number of
     its step. An exchange of copies of experts has a slice from its start to its join, on the track of its links.
     """
@@ -301,7 +301,7 @@ def measured_cell_costs(steps: Iterable[Intervals], *replicas: Iterable[Interval
     the end of its wait, among those given. Raises `RuntimeFault` for steps in another order, and for replicas that
     differ.
 
-    The attention behind another MoE layer also ends that layer: only one that begins a stage is counted.
+    The attention behind another MoE layer also ends that layer: only an attention at a stage's beginning counts.
     """
     segments: Times = defaultdict(list)
     exchanges: Times = defaultdict(list)

@@ -58,7 +58,7 @@ class Loads(nn.Module):
     """The identity on everyone's counts [ranks, columns], which sums the choices of each trained microbatch.
 
     With hot experts by microbatch it takes everyone's choices [ranks, N, k] instead. chosen: [experts] choices since
-    `clear`, on all ranks of the expert group. dropped: number of them that a capacity dropped. drops: whether there is
+    `clear`, on all ranks of the expert group. dropped: choices beyond a capacity. drops: whether there is
     a capacity. lender: who lends the hot experts of a step, and needs its rows. placed: numbers of places, by which
     counts come; None where every expert is at the place of its number.
     """

@@ -1,7 +1,7 @@
 """Drops choices of experts beyond a capacity: the number of tokens that an expert takes from one rank.
 
 A dropped choice keeps its expert as a negative number (`marked_choices`) and has weight 0. No exchange moves it. The
-auxiliary loss still counts it. Every rank drops among its own tokens, and tells what it dropped with its counts.
+auxiliary loss still counts it. Every rank drops choices of its own tokens, and sends their number with the counts.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ TROUBLES = {
     Flag.TWICE: ("chooses an expert twice for one token", "the choices of a token are different experts"),
     Flag.ROOM: ("gives an expert more rows than its capacity", "drop choices before they are counted"),
 }
-"""By flag that is an error: what the rank does, and what helps."""
+"""By flag that is an error: the rank's fault, and the remedy."""
 
 
 @dataclass(frozen=True)

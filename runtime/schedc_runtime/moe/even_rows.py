@@ -74,7 +74,7 @@ class RowPlaces(NamedTuple):
     @staticmethod
     def of_forest(forest: Forest, slots: int, in_place: bool, peers: int) -> RowPlaces:
         """The places of a microbatch with at most ``slots`` copies on a rank. In place a home has the copies of all its
-        experts: one for each overlap of its children, which are among its ``peers``, and its experts on a line."""
+        experts: a copy for each overlap of child ranks (at most ``peers``) and experts on a line."""
         local = forest.quota.shape[1]
         wide = local + (local + peers if in_place else slots)
         numbers = _numbers(forest.parent, forest.quota > 0, wide, in_place)

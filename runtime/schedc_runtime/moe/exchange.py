@@ -81,8 +81,8 @@ class RowExchange(Exchange):
     reverse: the way back, for a combine: the splits of the dispatch with both sides swapped. The gradient of an
     exchange is the exchange in the other direction. Whole numbers have no gradient: nothing goes back for them.
 
-    fp8: rows, the first of the payload, travel in fp8 with a scale each, and arrive in their own dtype. Their
-    gradients travel as they are: those of rounded rows.
+    fp8: rows, the first of the payload, travel in fp8 with a scale each, and arrive in their own dtype. Gradients, of
+    rounded rows, travel unrounded.
     """
 
     differentiable = True

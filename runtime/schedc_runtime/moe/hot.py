@@ -81,7 +81,7 @@ class HotChooser:
     whatever the order of the microbatches, also if a microbatch is routed twice.
 
     expert_bytes, gradient_bytes: bytes of an expert's weights, and of the gradients of a copy. chosen: number of times
-    an expert was lent. kept: rows that stayed on this rank. sent: bytes of weights and gradients that this rank sent.
+    an expert was lent. kept: rows that stayed here. sent: bytes of weights and gradients that this rank sent.
     """
 
     policy: HotPolicy

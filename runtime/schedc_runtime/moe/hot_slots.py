@@ -33,7 +33,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 class LentNumbers:
     """How a rank's choices are numbered while experts are lent, as tensors on the device.
 
-    placed: [experts] the number of each expert for this rank: a slot of its own for one that it borrows. columns:
+    placed: [experts] the number of each expert for this rank: a borrowed expert has an own slot. columns:
     [experts] the number of each expert on its owner. hot: [hot] the experts. slots: [ranks, hot] the number of each in
     the slots of each rank; for the owner one that nobody has.
     """

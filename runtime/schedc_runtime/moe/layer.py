@@ -54,12 +54,12 @@ from schedc_runtime.transport.collective_calls import Communicator
 class Statistics:
     """Counts of a layer since the last `MoELayer.update_bias`.
 
-    choices: number of choices on all ranks of the expert group. dropped: number of them that a capacity dropped.
+    choices: number of choices on all ranks of the expert group. dropped: choices beyond a capacity.
     imbalance: choices of the most chosen expert over the mean. rows: rows of this rank's experts, which useful
     throughput counts. padded_rows: the same with padding. balance_loss: auxiliary loss of all replicas, mean over
-    microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
-    reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
-    these rows would have taken. overflowed: steps that were run again because a rank of the group had more rows here
+    microbatches. hot_experts: number of times an expert was lent. hot_rows: rows that stayed on this rank for lent
+    experts. hot_bytes_sent: bytes of lent weights and of gradients that this rank sent. hot_bytes_saved: bytes of
+    `hot_rows` that stayed here. overflowed: steps that were run again because a rank of the group had more rows here
     than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed to make rows even.
     left_at_home: rows that were to come to this rank beside them, and stayed at home without a copy.
     """
@@ -154,11 +154,11 @@ class MoELayer(RoutingLayer):
 
         capacity: drop and pad to this capacity. hot: when to lend experts to all ranks; none are lent with a capacity,
         because every rank then has the same number of rows. Those of a step are lent between `StepLender.begin` and
-        `StepLender.leave` of `lender`, which a pipeline calls. replicas: all ranks with this layer, whose tokens share
-        one auxiliary loss; None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
-        host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
-        most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
-        sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
+        `StepLender.leave` of `lender`, which a pipeline calls. replicas: all ranks with the layer; their tokens share
+        an auxiliary loss. None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
+        host asks nothing. Every choice is kept: `Pipeline.step` repeats a step with more rows. tokens: the most of a
+        rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of sizes to
+        the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
         even: make the rows of ranks even, over exchanges of exact sizes; of two hops inside each node alone.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
         microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:

@@ -57,7 +57,7 @@ class Counter(nn.Module):
         self.whole = False
         """Whether all ranks gather the choices themselves, because experts may be hot by microbatch."""
         self.lender: HotLender | None = None
-        """Who lends the hot experts of a step: their slots are experts of their own."""
+        """Lends the hot experts of a step: each slot counts as a further expert."""
         self.placed: PlacedNumbers | None = None
         """Numbers choices by the places of experts; None where every expert is at the place of its number."""
         self.tokens: int | None = None

@@ -14,7 +14,7 @@ Every provider computes two products of stacked matrices:
     scaled_grouped   grouped products in fp8 with a scale per row, for rows times weights; see `fp8_products`
     quantized        its numbers everywhere: both sides are rounded to fp8 and multiplied in their own dtype
 
-The last two round, and `tiles` is for comparisons of bits: only a plan that names one gets it. `padded` and `triton`
+The last two round, and `tiles` is for comparisons of bits: a plan gets them by name alone. `padded` and `triton`
 where a plan names them, or where calibration found them fastest (`schedc_runtime.moe.kernels`).
 """
 
@@ -127,8 +127,8 @@ class Provider:
 
     bits: whether it adds each product in the order of the loop, so that results have the loop's bits. alike_on: types
     of devices on which it does where ``bits`` is "own". rows_keep_on: types of devices on which a row has the same bits
-    whatever rows lie beside it. rounds: what it rounds the operands to; empty for one that
-    takes them as they are. fallback: who takes its place first where a plan says ``or fallback``.
+    whatever rows lie beside it. rounds: the type that operands are rounded to; empty without rounding. fallback: who
+    takes its place first where a plan says ``or fallback``.
     """
 
     name: str

@@ -29,7 +29,7 @@ class RouterConfig(Routing):
     """How tokens choose ``top`` of ``experts``, and with what weight.
 
     scores: ``softmax`` over all experts (Mixtral, Qwen3-MoE) or ``sigmoid`` of each (DeepSeek-V3).
-    normalise: the weights of a token sum to ``scale``. Otherwise they are its scores times ``scale``.
+    normalise: the weights of a token sum to ``scale``. Otherwise weights are scores times ``scale``.
     groups, limit: group-limited routing. Experts form ``groups`` equal groups of consecutive ids. A token may use
         ``limit`` of them: those with the largest sum of their two best experts. Groups are nodes or ranks where
         experts are placed so (DeepSeek-V3, section 2.1.2).

@@ -43,7 +43,7 @@ from schedc_runtime.recompute.regions import region_of_rows
 
 
 class RowStep(nn.Module):
-    """A step of a MoE layer on rows, as a submodule: a trace shows it as one call.
+    """A step of a MoE layer on rows, as a submodule: a trace shows the step as one call.
 
     run: takes a `Route` and tensors [rows, ...].
     """

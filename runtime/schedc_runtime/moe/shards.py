@@ -20,7 +20,7 @@ def shard_experts(model: nn.Module, group: ExpertGroup, *settings: Any, **named:
 
     The model must be whole and equal on all ranks. Rank r keeps the r-th equal part of the experts, in new parameters:
     make the optimizer afterwards. These parameters are marked ``expert_parallel``, because they are not replicas of
-    each other when gradients are reduced. settings, named: those of `MoELayer.attach` behind its group.
+    each other when gradients are reduced. settings, named: arguments of `MoELayer.attach` behind ``group``.
     Raises `RuntimeFault` if the ranks do not divide the experts.
     """
     for name, layer in moe_layers(model):
@@ -30,7 +30,7 @@ def shard_experts(model: nn.Module, group: ExpertGroup, *settings: Any, **named:
         local, rest = divmod(experts.total, group.size)
         if rest:
             raise RuntimeFault(
-                f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
+                f"`{name}`: {experts.total} experts on {group.size} ranks", "choose ranks that divide the experts"
             )
         experts.keep(local * group.rank, local)
         layer.attach(group, *settings, **named)

@@ -38,10 +38,10 @@ class HopSplits(NamedTuple):
 class Sizes:
     """Numbers of rows.
 
-    counts: [experts of this rank] rows of each expert after `arrive`, padding included; (rows of the rank,) with
-    bounds, under which the device alone knows those of each expert. hops: splits by hop. ranks: [R]
-    rows that reach each rank's experts, padding included. tokens: [R] tokens of each rank. bags: sums of each level at
-    the source of a flat combine, see `trees.flat_levels`.
+    counts: [experts of this rank] rows of each expert after `arrive`, padding included. With bounds it is (rows of the
+    rank,): the device alone knows the rows of each expert. hops: splits by hop. ranks: [R] rows that reach each rank's
+    experts, padding included. tokens: [R] tokens of each rank. bags: sums of each level at the source of a flat
+    combine, see `trees.flat_levels`.
     """
 
     counts: tuple[int, ...]

@@ -5,8 +5,7 @@
     landing   leaves: (expert, source rank, token)         sums: by row, experts upwards
 
 Lists have lengths that are known: exact ones from the joined sizes, or those of padded blocks. Each function
-whose name begins with `_plan` is the twin of an operation of torch. The function behind it
-makes trees of the lists that it gives.
+whose name begins with `_plan` is the twin of an operation of torch. The function behind it makes trees of such lists.
 """
 
 from __future__ import annotations

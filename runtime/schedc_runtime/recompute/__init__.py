@@ -1,1 +1,1 @@
-"""Recomputation: which activations a stage holds for its backward, and which it recomputes."""
+"""Recomputation: the activations that a stage holds for the backward, and the activations that it recomputes."""

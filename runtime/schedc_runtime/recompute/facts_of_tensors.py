@@ -1,4 +1,4 @@
-"""Facts of tensors that a recorder goes by: their storages, whether they are parameters, and autocast."""
+"""Facts of tensors for a recorder: storages, parameters, and autocast."""
 
 from __future__ import annotations
 

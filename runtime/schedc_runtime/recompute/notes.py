@@ -34,7 +34,7 @@ class Producer:
 
 
 class TensorNote(NamedTuple):
-    """A tensor of any shape that is held. version: its storage's when it was saved; a later write raises it."""
+    """A tensor of any shape that is held. version: of the storage at the save; a later write raises the version."""
 
     tensor: Tensor
     version: int

@@ -20,7 +20,7 @@ RandomPlace = Tensor | Mark
 
 
 def gpus(devices: Iterable[torch.device]) -> list[torch.device]:
-    """The GPUs among ``devices``, each once: they have random generators of their own."""
+    """The GPUs among ``devices``, each once: a GPU has its own random generator."""
     return [device for device in dict.fromkeys(devices) if not device_for(device).supports("own generator")]
 
 

@@ -152,7 +152,7 @@ NOTES = (TensorNote, RegionOutput, RegionInner, BoxNote)
 
 
 def value_of(note: Note) -> Tensor:
-    """The tensor of a note, in the shape that autograd saved. It is recomputed if it is not held."""
+    """The tensor of a note, in the shape that autograd saved. A tensor that is not held is recomputed."""
     return note.value()
 
 
@@ -161,7 +161,7 @@ class Region(Producer):
 
     args: its arguments, tensors as notes. kept: the decisions that it made. random: where the random numbers
     stood before it, if it drew some. own: storages of its arguments. wanted, inner: numbers of the tensors that
-    autograd saved inside, and their recomputed values by number. attention: whether it is an attention, or follows one.
+    autograd saved inside, and their recomputed values by number. attention: of a layer's attention, or behind one.
     """
 
     __slots__ = (
@@ -238,7 +238,7 @@ class _Entry(NamedTuple):
 
 
 class Recorder:
-    """Records what the forward of one microbatch on one stage saves for its backward.
+    """Records the tensors that the forward of a microbatch on a stage saves for the backward.
 
     random: whether any layer has dropout, which matters if numbers are not by name.
     """
@@ -295,7 +295,7 @@ class Recorder:
         held: bool = False,
         attention: bool = False,
     ) -> Any:
-        """Run a region. Inside another region it is a part of that one.
+        """Run a region. Inside another region ``function`` runs as a part of the outer region.
 
         rows: it takes rows routed to experts. held: its results are held. attention: it is the attention of a layer.
         """

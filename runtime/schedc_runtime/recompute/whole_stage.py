@@ -45,7 +45,7 @@ class Checkpoint:
     """What a forward depends on besides its inputs and parameters.
 
     random: [bytes] states of the generators of the CPU and of ``devices``. None if numbers are by name: the second run
-    then sets the same keys. buffers: those that the forward writes to.
+    then sets the same keys. buffers: the buffers that the forward writes to.
     """
 
     random: Tensor | None
@@ -85,7 +85,7 @@ class StageCheckpoints:
     def __init__(self, module: nn.Module) -> None:
         self._layers = [layer for layer in module.modules() if next(layer.buffers(recurse=False), None) is not None]
         self._silent: set[tuple[int, bool]] = set()
-        """(number of a layer, whether it trains): layers that did not write to their buffers."""
+        """(number of a layer, whether it trains) of layers that wrote to no buffer."""
 
     def begin(self, device: torch.device) -> Checkpoint:
         """A checkpoint of a forward that begins now. device: the device of its inputs."""

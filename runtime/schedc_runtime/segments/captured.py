@@ -3,9 +3,9 @@
     values --> static inputs --replay--> static outputs --> copies of them, which go on
     gradients --> static gradients --replay--> gradients of inputs and parameters --> copies of them
 
-A capture holds what its backward needs. So there are as many captures of a segment as microbatches are in flight, and
-one is free again behind its backward. Copies go out because weight gradients of other segments may be computed later.
-The weight gradients of a captured segment are computed in its I.
+A capture holds the tensors for its backward. So there are as many captures of a segment as microbatches are in flight,
+and one is free again behind its backward. Copies go out because weight gradients of other segments may be computed
+later. The weight gradients of a captured segment are computed in its I.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class CapturedSegments:
     def run(
         self, graph: StageGraph, module: nn.Module, node: int, taken: Sequence[Any], obstacle: str
     ) -> tuple[Any, ...] | None:
-        """What segment ``node`` gives, replayed; None where it cannot be. obstacle: what the stage has against it."""
+        """The results of segment ``node``, replayed; None where it cannot be. obstacle: why the stage forbids it."""
         segment = graph.nodes[node]
         assert isinstance(segment, Segment)
         if segment.name in self.refused:
@@ -182,7 +182,7 @@ def _unnumbered() -> Iterator[None]:
 def why_not(segment: Segment, module: nn.Module, taken: Sequence[Any]) -> str:
     """Why a segment cannot be captured whatever it computes; empty where it may be."""
     if not taken or not all(isinstance(value, Tensor) for value in taken):
-        return "it takes values that are no tensors"
+        return "it takes values other than tensors"
     called = [each for path in segment.modules for each in module.get_submodule(path).modules()]
     layers = [name for name, each in module.named_modules() if isinstance(each, RoutingLayer)]
     inside = [path for path in segment.modules if any(f"{path}.".startswith(f"{layer}.") for layer in layers)]
@@ -197,7 +197,7 @@ def why_not(segment: Segment, module: nn.Module, taken: Sequence[Any]) -> str:
 
 def _tensors(results: tuple[Any, ...]) -> tuple[Tensor, ...]:
     if not all(isinstance(each, Tensor) for each in results):
-        raise CaptureRefused("it gives values that are no tensors")
+        raise CaptureRefused("it gives values other than tensors")
     return results
 
 

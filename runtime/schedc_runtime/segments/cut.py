@@ -57,7 +57,7 @@ class Group:
 class Cutting:
     """A graph cut into segments.
 
-    groups: the segments. exchanges: (name, cut) of each exchange. light: nodes that are copied to their users.
+    groups: the segments. exchanges: (name, cut) of each exchange. light: nodes with a copy at each use.
     """
 
     groups: tuple[Group, ...]

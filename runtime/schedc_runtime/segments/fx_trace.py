@@ -57,7 +57,7 @@ def exchanges_in(module: nn.Module) -> bool:
 def stage_nodes(stage: nn.Module, inputs: int, traces: Traces) -> fx.Graph:
     """The graph of a stage module that takes ``inputs`` values; tensors that its code makes become its buffers.
 
-    Modules with an exchange inside are traced through. Modules that declare their parts are replaced by these.
+    Modules with an exchange inside are traced through. Modules with declared parts are replaced by the parts.
     traces: those of the same stage so far; new ones are added. Raises `PartitionError` with the line that cannot be
     traced.
     """

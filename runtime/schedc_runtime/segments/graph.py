@@ -24,7 +24,7 @@ class Segment:
     """Compute between cuts.
 
     run: takes the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
-    modules: paths of the submodules that it calls. parameters: paths of the parameters that it reads directly.
+    modules: paths of the called submodules. parameters: paths of the parameters that are read directly.
     differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
     """
 
@@ -54,7 +54,7 @@ class Communication:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A stage that is not cut: the one node of its graph takes what enters, and gives what leaves."""
+    """A stage that is not cut: its graph has one node, with the inputs and outputs of the stage."""
 
     name: str = "stage"
     takes: tuple[int, ...] = (0,)
@@ -126,7 +126,7 @@ class StageGraph:
         return StageShape(tuple(nodes), tuple(sorted({self.maker[v] for v in self.leaving if v >= self.inputs})))
 
     def defers(self, node: int) -> bool:
-        """Whether a node has weight gradients that can be deferred: those of matrices, which products use."""
+        """Whether a node has weight gradients that can be deferred: gradients of matrices, from products."""
         return any(parameter.dim() > 1 for parameter in self.parameters(node))
 
     @cached_property
@@ -201,7 +201,7 @@ def _label(path: str, exchange: Exchange) -> str:
         fault = "has no label" if label is None else f"has the label {label!r}"
         raise PartitionError(
             f"the exchange `{path}` of class {type(exchange).__name__} {fault}",
-            'name what it exchanges, in one word of letters, digits and underscores: label = "gather"',
+            'name the payload, in one word of letters, digits and underscores: label = "gather"',
         )
     return label
 

@@ -19,7 +19,7 @@ from schedc_runtime.partition.unit_calls import compiled_code
 from schedc_runtime.random_numbers.names import NamedCall
 
 _BEGINS = ("cat", "dropout", "erf", "gelu", "scaled_dot_product_attention", "silu", "tanh")
-"""Functions of which every chain has one."""
+"""Every chain of operations has one of these functions."""
 Fuse = Callable[[nn.Module, str], Callable[..., tuple[Any, ...]]]
 """(module of neighbours, name of the module whose code draws) -> what runs in its place."""
 

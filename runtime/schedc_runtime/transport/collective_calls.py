@@ -24,7 +24,7 @@ class Communicator(Protocol):
 
     name: name of the group in messages. rank: number of this member. size: number of members.
     cooperative: True if `wait` cannot block: the caller must come back later until `ready` is true.
-    issued: number of collectives that this member has started.
+    issued: number of collectives started by this member.
     sent: [members] bytes of payload sent to each member so far, itself included.
 
     Tensors given to a collective must not change before `wait`. Labels are for messages; members must agree on them.
@@ -65,7 +65,7 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, source: int, label: str = "") -> Handle:
-        """Bring the tensor [...] of member ``source`` to all others, whose tensors of its shape it fills.
+        """Copy the tensor [...] of member ``source`` into the tensors of all other members, of the same shape.
 
         Tensors are contiguous. `wait` returns this member's.
         """
@@ -88,7 +88,7 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up the collectives in flight, which wakes members that wait for this one.
+        """Give up the collectives in flight, and so wake waiting members.
 
         Over torch.distributed this destroys the group. In one process the members begin anew.
         """
@@ -104,7 +104,7 @@ def ordered_sum(parts: Tensor) -> Tensor:
 
 
 class CollectiveCall(NamedTuple):
-    """A collective as one member starts it.
+    """A member's call of a collective.
 
     send, receive: [members] rows. root: the member whose tensor is sent or summed into; -1 for none.
     """

@@ -34,8 +34,8 @@ from schedc_runtime.transport.rows import RowFormat, buffer_of
 class SoloCommunicator:
     """A group of one rank: every collective is complete when it starts.
 
-    An `all_gather` of a tensor [...] returns [1, ...], a `reduce_scatter` its elements in one row. The others return
-    the tensors that they took.
+    An `all_gather` of a tensor [...] returns [1, ...], a `reduce_scatter` its elements in one row. Other collectives
+    return their tensors.
     """
 
     cooperative = False
@@ -83,7 +83,7 @@ class SoloCommunicator:
 class TorchCommunicator:
     """The ranks of a process group of torch.distributed: gloo between CPU processes, NCCL between GPUs.
 
-    timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
+    timeout: seconds of the longest wait. gloo raises after it; NCCL has its own watchdog, set by the timeout that
         the group was made with.
     """
 
@@ -213,7 +213,7 @@ class TorchCommunicator:
 
 
 def communicator_of(group: dist.ProcessGroup | None, timeout: float, name: str) -> Communicator:
-    """This process's end of a group; that of a group of one rank without one. timeout: seconds that a wait may take."""
+    """The communicator of ``group``; a `SoloCommunicator` without a group. timeout: seconds of the longest wait."""
     return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
 
 

@@ -232,7 +232,7 @@ def _compare(
 class Ahead(NamedTuple):
     """Work on a `SideStream`.
 
-    result: its tensors, which may be read after `joined`. done: event at the end of the work; None on a CPU.
+    result: the work's tensors, readable after `joined`. done: event at the end of the work; None on a CPU.
     """
 
     result: Any
@@ -267,7 +267,7 @@ class SideStream:
 
 
 def joined(ahead: Ahead, tensors: Iterable[Tensor]) -> None:
-    """Let the current stream wait for work on a side stream. tensors: its results [...], which are used next."""
+    """Let the current stream wait for work on a side stream. tensors: the results [...] in use next."""
     if ahead.done is None:
         return
     for tensor in tensors:

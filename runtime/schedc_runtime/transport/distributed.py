@@ -32,7 +32,7 @@ class TorchTransport:
     communicators: the groups of a program's communicators by number. What has no number, or one that is not here, goes
     through the group of all ranks.
 
-    timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
+    timeout: seconds of the longest wait. gloo raises after it; NCCL has its own watchdog, set by the timeout that
         the group was made with.
     coalesce: post a batch by one call of the group, as NCCL requires.
     """
