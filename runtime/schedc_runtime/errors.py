@@ -53,7 +53,7 @@ class NonFiniteStep(RuntimeFault):
 
 
 class NonFiniteLoss(NonFiniteStep):
-    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value.
+    """The loss is NaN or infinite. microbatch, stage: the first with such a value.
 
     ``stage`` counts stages; their number ``stages`` itself means the loss function.
     """

@@ -39,7 +39,7 @@ _KNOWN = frozenset({
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a tensor: its first element and its shape, and the bytes of a file that have it."""
+    """A part of a tensor: first element, shape, and place in a file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -65,7 +65,7 @@ class _Sources:
     tensors: list[tuple[str, str, Stored]]
 
     def targets(self) -> dict[str, Stored]:
-        """What is made of them, by name."""
+        """The tensors made of the stored ones, by name."""
         try:
             made = self.run(torch.device("meta"))
         except Exception as error:
@@ -90,7 +90,7 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _Converted:
-    """A tensor that is made of others when it is read."""
+    """A tensor that transformers makes of stored tensors when it is read."""
 
     sources: _Sources
     name: str

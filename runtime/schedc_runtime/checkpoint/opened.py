@@ -71,10 +71,10 @@ def _open_file(path: Path) -> Mapping[str, Stored]:
     placed = json_of(path.read_text(encoding="utf-8"))["weight_map"]
     names = {name: inside_file(path.parent, name) for name in sorted(set(placed.values()))}
     if lost := sorted(str(each) for each in names.values() if not each.is_file()):
-        raise refused(path, f"there is no {lost[0]}, which it names")
+        raise refused(path, f"the index names {lost[0]}, which is not there")
     files = {name: _reader(each)(each) for name, each in names.items()}
     if lost := sorted(name for name, file in placed.items() if name not in files[file]):
-        raise refused(names[placed[lost[0]]], f"it is not there, where {path.name} has it", lost[0])
+        raise refused(names[placed[lost[0]]], f"the tensor is missing, although {path.name} places it here", lost[0])
     return {name: files[file][name] for name, file in placed.items()}
 
 

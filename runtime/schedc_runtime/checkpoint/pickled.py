@@ -41,7 +41,7 @@ class Called:
 def parse_pickle(content: bytes, known: Collection[str]) -> Any:
     """The value of a pickle of any protocol; dicts, lists, tuples and plain values are themselves.
 
-    known: names that may occur, with their modules. A persistent id is a `Called` without name.
+    known: permitted names, with modules. A persistent id is a `Called` without name.
     Raises `UnknownName`, and `ValueError` or what its parts raise for a pickle that is broken.
     """
     machine = _Machine(known)
@@ -191,4 +191,4 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], object]] = {
     "BUILD": _Machine.build,
     "BINPERSID": lambda m, _: m.push(Called("", (m.pop(),))),
 }
-"""What each instruction does. Others, such as those that look into registries, are refused by their names."""
+"""What each instruction does. Other instructions, such as reads of registries, are refused by name."""

@@ -1,4 +1,4 @@
-"""A stored tensor: its shape, its type and how to read it, or some of its rows, into memory that exists.
+"""A stored tensor: shape, type, and a read of the tensor or of some rows into existing memory.
 
 Faults of checkpoints name the file, the tensor and the reason.
 """

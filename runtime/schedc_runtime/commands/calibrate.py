@@ -212,7 +212,7 @@ class _Measured:
 
 
 def _slice_counts(subject: Subject, options: argparse.Namespace) -> list[int]:
-    """The numbers of slices to measure: those that divide the rows of a microbatch."""
+    """The numbers of slices to measure: all options that divide the rows of a microbatch."""
     rows = rows_of_slices(subject.batch)
     return [count for count in sorted(set(options.slices)) if rows and rows % count == 0]
 

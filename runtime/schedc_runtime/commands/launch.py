@@ -32,7 +32,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def launched() -> bool:
-    """Whether this process is one of several that a launcher has started."""
+    """Whether a launcher has started this process among several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

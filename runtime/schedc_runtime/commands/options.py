@@ -25,7 +25,7 @@ from schedc_runtime.ranks.mesh import Mesh
 
 
 class Content(NamedTuple):
-    """A file that an option names, and what it holds."""
+    """The content and the name of a file that an option names."""
 
     content: bytes
     file: str
@@ -37,7 +37,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def program_of_options(options: argparse.Namespace) -> Program:
-    """The program that a command was given. Raises `DiagnosticError` for one that could not run."""
+    """The program that a command was given. Raises `DiagnosticError` for a program that could not run."""
     return load_program(*options.program)
 
 
@@ -70,7 +70,7 @@ def _readable(path: str) -> Content:
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the options that `schedc_runtime.commands.toy_models.toy_model` and `with_overrides` read."""
-    parser.add_argument("--blocks", type=positive, help="layers (default: those of the plan, else one per stage)")
+    parser.add_argument("--blocks", type=positive, help="layers (default: as many as in the plan, else one per stage)")
     parser.add_argument("--dense", type=int, default=0, help="how many of the first layers have no experts")
     parser.add_argument("--width", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=32, help="per row")

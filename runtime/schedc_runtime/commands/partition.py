@@ -77,7 +77,7 @@ def partition_report(parts: Partition) -> Iterator[str]:
 
 
 def example_of(texts: Sequence[str]) -> Any:
-    """The example that ``ids=int64[2, 16]`` and its like describe: by name, or by position; None for no text."""
+    """The example of texts such as ``ids=int64[2, 16]``: by name, or by position; None for no text."""
     named: dict[str, TensorSpec] = {}
     rest: list[TensorSpec] = []
     for text in texts:

@@ -31,7 +31,7 @@ FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
 class Subject(NamedTuple):
     """What is trained or measured.
 
-    batch, targets: those of one microbatch on one rank. A tuple is the positional arguments of the model's forward, a
+    batch, targets: of a microbatch on a rank. A tuple is the positional arguments of the model's forward, a
         dict its keywords.
     """
 

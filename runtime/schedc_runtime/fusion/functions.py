@@ -125,7 +125,7 @@ class BiasGelu(torch.autograd.Function):
 
 
 class DropoutAdd(torch.autograd.Function):
-    """rest + dropout(x), whose draw is that of `functional.dropout`. Holds a byte for each number."""
+    """rest + dropout(x), with the draw of `functional.dropout`. Holds a byte for each number."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rest: Tensor, p: float, compiled: bool) -> Tensor:

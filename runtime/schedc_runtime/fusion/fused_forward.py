@@ -27,7 +27,7 @@ from schedc_runtime.random_numbers.names import NamedCall
 
 @dataclass(frozen=True)
 class FusedCode:
-    """The code of a forward. chains: number of chains of each row. saved_bytes: bytes that they no longer hold."""
+    """The code of a forward. chains: number of chains of each row. saved_bytes: held bytes that chains save."""
 
     code: CompiledGraph
     output: Template
@@ -69,7 +69,7 @@ def _matches(graph: fx.Graph, rows: tuple[str, ...]) -> list[tuple[Rewrite, Matc
 
 
 def _same_layout(rewrite: Rewrite, match: Match) -> bool:
-    """Whether the replacement gives a tensor of the same sizes, strides and dtype: sums over it keep their order."""
+    """Whether the replacement gives a tensor of the same sizes, strides and dtype: later sums keep their order."""
     function, args = rewrite.replacement(match, False)
     given = fx.node.map_arg(args, lambda node: node.meta["val"])
     output, own = function(*given), match.result.meta["val"]

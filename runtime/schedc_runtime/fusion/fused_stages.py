@@ -53,7 +53,7 @@ class FusedStages:
         self._forwards, self._stages = [], []
 
     def _segment(self, stage: int, segment: str, calls: nn.Module, drawn: str) -> FusedForward:
-        """The forward of calls between the modules of a segment. drawn: the name by which they draw."""
+        """The forward of calls between the modules of a segment. drawn: the name for random numbers."""
         names = {"": drawn, **{path: self._aliases.get(path, path) for path, _ in calls.named_modules() if path}}
         name = f"{segment} of stage {stage}"
         wanted = FusionRequest(name, self.rows, self.fuse.compiled, frozenset(), frozenset(), names)

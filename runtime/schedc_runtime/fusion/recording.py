@@ -88,7 +88,7 @@ def record_module(
         with python_state_watched(module, {}), module_calls_to(recorder, module), recorder:
             output = recorder.call(module, given[0], given[1], _forward)
         if written := [f"{path}.{key}".lstrip(".") for path in before for key in _written(module, path, before[path])]:
-            raise PartitionError(f"it sets `{written[0]}` each time it runs, which code would do once")
+            raise PartitionError(f"it sets `{written[0]}` at each run, and recorded code would not")
         recorder.leave(output)
     assert recorder.recording.output is not None
     return ModuleRecord(recorder.recording.graph, recorder.recording.output)

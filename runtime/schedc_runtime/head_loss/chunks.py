@@ -56,7 +56,7 @@ class Head(NamedTuple):
     bias: Tensor | None = None
 
     def like(self, x: Tensor) -> Head:
-        """The same in the type of x [N, H]: that of autocast, where it is on."""
+        """The same in the type of x [N, H], which under autocast is autocast's."""
         return Head(self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
@@ -98,7 +98,7 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Wraps what computes in the types that it is given. x: a tensor [...] on the device that computes."""
+    """Wraps compute in the types of the arguments. x: a tensor [...] on the device that computes."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 

@@ -39,7 +39,7 @@ def again(rows: HeadRows, head: Head, rule: Rule) -> Tensor:
 
 
 def early(rows: HeadRows, head: Head, rule: Rule, factor: Tensor | float, *, at_once: bool) -> Tensor:
-    """The sum of the losses, a scalar, with all gradients computed. factor: what it will be multiplied by.
+    """The sum of the losses, a scalar, with all gradients computed. factor: the loss's later factor.
 
     at_once: add the gradients of the head to those of its parameters now; else the backward does it.
     """
@@ -121,7 +121,7 @@ def _running_sum(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 
 def _add(own: list[tuple[Tensor, Tensor]]) -> None:
-    """Add gradients to those of their parameters, whose hooks run. Empties the list."""
+    """Add gradients to the parameters' own, and run hooks. Empties the list."""
     sums = Additions()
     while own:
         parameter, grad = own.pop()

@@ -95,7 +95,7 @@ class Peering:
         return -1 if self._deaf else 0 if self._server is None else self._server.port
 
     def news(self) -> bool:
-        """Listen if that is due; whether ranks should be told again."""
+        """Listen if that is due; whether ranks need the news again."""
         peers = self._places.peers()
         if peers is not None and self._server is None and not self._deaf:
             try:

@@ -1,4 +1,4 @@
-"""What offloads of one stage have moved, what that has freed, and what has stayed, with its reason."""
+"""Accounts of one stage's offloads: bytes moved, bytes freed, and bytes that stayed, with reasons."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class HostBuffers:
             buffer = min(fitting, key=lambda buffer: buffer.nbytes)
             self._free = [free for free in self._free if free is not buffer]
         else:
-            if self._free:  # all are of another size: let one of them go, so that their number does not grow
+            if self._free:  # all are of another size: let one go, so that the number of buffers does not grow
                 unfit = min(self._free, key=lambda buffer: buffer.nbytes)
                 self._free = [free for free in self._free if free is not unfit]
                 self.held -= unfit.nbytes

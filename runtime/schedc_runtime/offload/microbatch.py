@@ -27,7 +27,7 @@ class _Journey:
 
 
 class MicrobatchOffload:
-    """What a microbatch holds for its backward, and where that is.
+    """The boxes that a microbatch holds for the backward, and their place.
 
     stage: how errors call the stage. names: of its segments, by number.
     """
@@ -136,9 +136,8 @@ class MicrobatchOffload:
             self._lanes.join(handle)
 
     def _leaves(self, box: Box) -> bool:
-        """Whether a box leaves. It stays where others hold its storage: a segment whose role stays, or a larger tensor.
-
-        A copy would then free nothing.
+        """Whether a box leaves. A box stays if its storage has other holders: a segment whose role stays, or a larger
+        tensor. A copy would then free nothing.
         """
         box.check_unwritten()
         if box.storage in self._stay:

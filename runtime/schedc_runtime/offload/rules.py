@@ -23,7 +23,7 @@ class OffloadSettings:
 
     lanes: those of the rank. least: bytes below which a storage stays; None for `least_copy` of the device.
     roles: segments of these roles move, such as ``experts``; empty for all.
-    microbatches: those that move; None for all. slices: of each microbatch, which move together.
+    microbatches: numbers that move; None for all. slices: of each microbatch, which move together.
     """
 
     lanes: Lanes

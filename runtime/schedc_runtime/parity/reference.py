@@ -147,7 +147,7 @@ def _copies(
     segmented: bool,
     slices: Sequence[int],
 ) -> list[dict[int, Stage]]:
-    """[ranks] the stages of each rank by index, of modules of its own. Parameters that its stages share stay shared."""
+    """[ranks] the stages of each rank by index, of modules of its own. Parameters shared between stages stay shared."""
     ranks = program.ranks if program else 1
     result = []
     for rank in range(ranks):
@@ -195,7 +195,7 @@ def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
 
 
 def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor], first: Mapping[str, str]) -> Reference:
-    """tied: the gradients of tied weights, which replace those of their copies. first: as of `first_names`."""
+    """tied: gradients of tied weights, in place of the copies' gradients. first: as of `first_names`."""
     losses: dict[int, Tensor] = {}
     grads: dict[str, Tensor] = {}
     seen: set[int] = set()

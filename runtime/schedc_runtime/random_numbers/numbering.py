@@ -18,8 +18,8 @@ from schedc_runtime.random_numbers.session import Draws, Session, microbatch_key
 class StepKey(NamedTuple):
     """What the keys of a step are made of.
 
-    seed: that of the run. step: number of training steps before. first: number of microbatches that come before those
-    of this replica. call: ``step`` or ``evaluate``.
+    seed: that of the run. step: number of training steps before. first: number of microbatches of earlier replicas.
+    call: ``step`` or ``evaluate``.
     """
 
     seed: int = 0

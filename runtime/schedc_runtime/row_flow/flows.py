@@ -102,7 +102,7 @@ class Meeting(NamedTuple):
 class Flow(NamedTuple):
     """What is known of a tensor.
 
-    layout: where rows lie; None where nothing of a row is in it. met: numbers of the meetings that it depends on.
+    layout: where rows lie; None where nothing of a row is in it. met: numbers of the meetings behind the tensor.
     known: [...] its values, where they follow from no tensor of the model or the batch. step: what the number of a row
     adds to a value, for indices of rows in a longer dimension.
     """
@@ -118,7 +118,7 @@ NOTHING = Flow()
 
 @dataclass
 class OperatorCall:
-    """One call of an operator, for its rule.
+    """An operator's call, for the operator's rule.
 
     name: as in the schema, without ``aten::`` and without the underscore of a write. given: arguments by name, defaults
     included. flows: of each tensor among the arguments, by id. results: the tensors that it gave. scaled: [results]

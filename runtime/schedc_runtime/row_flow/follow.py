@@ -48,7 +48,7 @@ def follow(records: Records, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
         fields = pytree.tree_map(partial(_with_rows, rows), dict(named), is_leaf=_is_spec)
         watching = _Watching(records.model, named, rows, first)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what recordings warn of, they have said before
+            warnings.simplefilter("ignore")  # earlier recordings have given these warnings
             recording = record(
                 records.model, fields, records.rule, training=training, device=device_of_record(records.model),
                 around=watching.around,

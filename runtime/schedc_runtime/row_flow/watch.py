@@ -2,9 +2,9 @@
 
     batch [rows, ...] --operators--> output: where rows lie in each tensor, and which meetings of rows it depends on
 
-The model runs twice, with two numbers of rows. What grows with them has rows; a plain number that changes is computed
-from their number. Values that follow from no tensor of the model or the batch are known: tables of positions, masks,
-zeros.
+The model runs twice, with two numbers of rows. A size that grows counts rows; a plain number that changes is computed
+from the number of rows. Values that follow from no tensor of the model or the batch are known: tables of positions,
+masks, zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DENSE = 1 << 16
 _FILLS = {"zeros": 0, "ones": 1, "empty": 0, "new_zeros": 0, "new_ones": 1, "new_empty": 0, "zeros_like": 0,
           "ones_like": 1, "empty_like": 0, "empty_strided": 0, "new_empty_strided": 0, "empty_permuted": 0,
           "full": None, "new_full": None, "full_like": None}  # fmt: skip
-"""Operators that give one value; None: it is their argument ``fill_value``."""
+"""The value that an operator fills with; None for the argument ``fill_value``."""
 
 
 def known_of(tensor: Tensor) -> Tensor | None:
@@ -236,7 +236,7 @@ class RowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )  # fmt: skip
 
     def _unlike(self, mine: Tensor, theirs: Tensor) -> bool:
-        """Whether the values of the two runs differ where both have some. Those that fold rows are not compared."""
+        """Whether the values of the two runs differ where both have some. Values with folded rows are not compared."""
         assert self.first is not None
         sizes = list(zip(mine.shape, theirs.shape, strict=False))
         if mine.dim() != theirs.dim() or any(a != b and (a, b) != (self.rows, self.first.rows) for a, b in sizes):

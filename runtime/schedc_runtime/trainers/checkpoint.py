@@ -161,7 +161,7 @@ def _facts_of_dcp(path: Path, stored: Mapping[str, Stored], assembly: Assembly |
             return list(facts["ranks"])
         kinds = [type(each) for each in facts["optimizer"]]
         if {name: type(facts[name]) for name in _KINDS} != _KINDS or kinds != [list, dict, dict] or facts["form"] != 1:
-            raise ValueError("its entries are not those of a checkpoint")
+            raise ValueError("the entries are not a checkpoint's")
         states = {"states": {_EXTRA: facts[_EXTRA]}, "generators": {}}
         seed, aliases = 0, dict[str, str]()
         if assembly is not None:

@@ -45,7 +45,7 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad"
 
 
 class PipelineTrainer(Trainer):
-    """A `Trainer` whose model is the one that ``pipe`` was built of.
+    """A `Trainer` for the model of ``pipe``.
 
         pipe = Pipeline(model, program, loss_fn=loss_fn)
         trainer = PipelineTrainer(pipe, model=model, args=args, train_dataset=rows)

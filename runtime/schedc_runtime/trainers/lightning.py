@@ -26,9 +26,9 @@ class PipelineModule(LightningModule):
         trainer = Trainer(strategy=PipelineStrategy(), accelerator="cpu", devices=P)   # under torchrun
         trainer.fit(PipelineModule(pipe, lambda parameters: AdamW(parameters, 1e-4), clip=1.0), data)
 
-    make_optimizer: makes the optimizer of this rank's parameters. make_scheduler: makes its scheduler, which steps once
-    per update. clip: the largest norm of all gradients; None: gradients are not clipped. accumulate: number of batches
-    of an update.
+    make_optimizer: makes the optimizer of this rank's parameters. make_scheduler: makes the optimizer's scheduler,
+    which steps once per update. clip: the largest norm of all gradients; None: gradients are not clipped. accumulate:
+    number of batches of an update.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PipelineModule(LightningModule):
             raise RuntimeFault("a pipeline in one process, and several processes", "pass Trainer(devices=1)")
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of this rank, and its scheduler."""
+        """The optimizer and the scheduler of this rank."""
         optimizer = self.make_optimizer(self.pipe.parameters())
         return optimizer if self.make_scheduler is None else ([optimizer], [self.make_scheduler(optimizer)])
 

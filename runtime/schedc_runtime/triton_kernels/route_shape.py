@@ -18,7 +18,7 @@ class Shape:
     """The sizes that all microbatches share.
 
     experts: number of experts of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank:
-    this rank. capacity: rows of one expert from one rank, to which blocks are padded. bounds: rows of each block, where
+    this rank. capacity: rows of a block, an expert's from a rank, padding included. bounds: rows of each block, where
     every choice is kept; without both, counts are exact. tokens: the most that a rank has; exact counts do not need it.
     """
 

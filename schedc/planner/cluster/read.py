@@ -44,7 +44,7 @@ def parse_cluster(source: Source, devices: int | None = None) -> Cluster:
 
 
 def with_devices(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster with another number of devices: its outermost level reaches them all. Raises as `parse_cluster`."""
+    """The cluster with another number of devices: the outermost level reaches all. Raises as `parse_cluster`."""
     assert cluster.source is not None
     if cluster.source.text:
         return parse_cluster(cluster.source, devices)
@@ -55,7 +55,7 @@ def _device(keys: Keys) -> Accelerator | None:
     inner = keys.inner("device")
     if inner is None:
         if not keys.findings:
-            keys.say("device", "no table [device]", "write [device] with its peak and its memory")
+            keys.say("device", "no table [device]", "write [device] with peak and memory")
         return None
     peak = inner.inner("peak")
     if peak is None:

@@ -59,9 +59,9 @@ class NetworkLevel:
 class Cluster:
     """Equal devices in equal nodes.
 
-    per_node: devices of a node, which share its NICs. levels: innermost first; the last one reaches all devices.
+    per_node: devices of a node, with common NICs. levels: innermost first; the last one reaches all devices.
     fit: name of the constants that were fitted to it; empty for none. alike: name of the device of the fit's rows whose
-    constants are borrowed; empty where the fit has rows of this device. source: the text that says all this.
+    constants are borrowed; empty where the fit has rows of this device. source: the text of the cluster.
     """
 
     name: str

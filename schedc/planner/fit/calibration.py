@@ -49,7 +49,7 @@ class MeasuredTime:
 
 @dataclass(frozen=True)
 class CalibratedRow:
-    """A calibrated model. line: in the file of rows. times: those that the cost model predicts."""
+    """A calibrated model. line: in the file of rows. times: the measured times that the cost model predicts."""
 
     line: int
     name: str

@@ -1,4 +1,4 @@
-"""The columns of a file of measured steps: their kinds, their defaults, and which ones a row must have."""
+"""The columns of a file of measured steps: kinds, defaults, and required columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedc.planner.space.axes import VALUES
 class Column:
     """A column of rows. kind: `text`, `whole`, `number` or `flag`. default: of an empty cell; None where none is.
 
-    among: the texts that it takes, if not all. most: its largest number.
+    among: permitted texts; empty for all. most: the largest number.
     """
 
     name: str

@@ -36,7 +36,7 @@ _AS_ROWS = 2.0
 """Rows with the usual spread that count beside those of a fit: the spread of a few rows is hardly known."""
 
 _FARTHEST = 8.0
-"""Widths of its prior that a constant may be from its median."""
+"""Largest distance of a constant from its median, in widths of the prior."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class Estimate:
 
     constants: the estimated ones by name. position: [constants] widths of the prior from its median. information:
     [constants, constants] what the rows say, as the inverse of a covariance in widths of the priors. spread: logarithm
-    by which measured steps differ from predictions. at_bound: names of those that would go beyond what makes sense.
-    at_prior: names of those of which the rows say nothing. decided: how many constants the rows decide, one that they
+    by which measured steps differ from predictions. at_bound: names of constants that stopped at a bound.
+    at_prior: names of constants that the rows do not inform. decided: how many constants the rows decide, one that they
     decide by half as a half. rows: how many.
     """
 
@@ -216,6 +216,6 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
 
 
 def at(values: dict[str, float]) -> ConstantVectors:
-    """One vector of constants; those that are not in ``values`` stay at their priors' medians."""
+    """One vector of constants; constants outside of ``values`` stay at their priors' medians."""
     names = [name for name in values if name in BY_NAME or name.startswith(SUSTAINED)]
     return ConstantVectors.of(names, np.array([[values[name] for name in names]]))

@@ -1,6 +1,6 @@
 """A fit: constants, the rows they come from, and how well they predict; written as TOML and read back.
 
-A search reads a fit without what makes one, which is `schedc.planner.fit.fitting`.
+A search reads a fit without the code that makes fits, `schedc.planner.fit.fitting`.
 """
 
 from __future__ import annotations
@@ -215,9 +215,9 @@ def _texts(keys: Keys, key: str) -> tuple[str, ...]:
 def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: bool = False) -> Fit | None:
     """The fit for a cluster: that of a file, else the one that the cluster names, else None: constants are priors.
 
-    A cluster names a shipped fit, or a file beside its own. The constants are those for its device. Raises
-    `DiagnosticError`: S725 for a file that is no fit, S706 for a name without one, S726 for a fit without a row of this
-    device or precision. With ``forced`` such a fit is returned, and its `unseen` says what it lacks.
+    A cluster names a shipped fit, or a file beside its own. The constants are for the cluster's device. Raises
+    `DiagnosticError`: S725 for a file that is no fit, S706 for a name without one, S726 for a fit without rows of the
+    device and precision. With ``forced``, the fit of S726 is returned, and `unseen` names the lack.
     """
     path = path or _named_by(cluster)
     if path is None:

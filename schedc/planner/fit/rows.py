@@ -224,7 +224,7 @@ class _Reading:
             self._say(line, "S722", "no measurement", f"write {' or '.join(MEASURED)}")
         elif step and rate and abs(tokens / step / rate - 1) > _AGREE:
             message = f"{step:g} s a step are {tokens / step:.1f} tokens/s/device, not {rate:g}"
-            self._say(line, "S723", message, "correct one of them, or keep only the one that was measured")
+            self._say(line, "S723", message, "correct the wrong figure, or keep only the measured one")
         return float(step or (tokens / rate if rate else 1.0))
 
     def _cluster(self, line: int, name: str) -> Cluster | None:

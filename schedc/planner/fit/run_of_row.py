@@ -113,9 +113,9 @@ def _check_order(axes: PlanAxes) -> None:
         choice = open_choice(axes.schedule)
         refusal = choice.refusal()
         if not refusal and axes.overlap and not choice.has_pairs:
-            refusal = "it has no pairs, which exchanges run beside"
+            refusal = "it has no pairs for exchanges to run beside"
         if not refusal and choice.sizes(axes.pp, axes.microbatches, axes.vpp, axes.limit) is None:
-            refusal = f"it has not {axes.stages} stages, which is pp*vpp"
+            refusal = f"it has not pp*vpp = {axes.stages} stages"
         if not refusal:
             known_order(choice, OrderKey.of(axes))
     except DiagnosticError as error:

@@ -57,7 +57,7 @@ def _places(model: ModelSizes, moe: MoeSizes) -> Iterator[Contradiction]:
         yield "first_dense", f"{moe.first_dense} dense layers of {model.layers}", f"at most {model.layers}"
     elif LayerKind.MOE not in model.kinds:
         place = "first_dense" if moe.first_dense == model.layers else "experts"
-        yield place, "experts, and no layer that has them", "leave out the experts, or the lines about dense layers"
+        yield place, "experts, and no layer with experts", "leave out the experts, or the lines about dense layers"
     if moe.dense and max(moe.dense) >= model.layers:
         yield "dense", f"layer {max(moe.dense)} of {model.layers} from 0", f"name layers below {model.layers}"
 

@@ -29,8 +29,8 @@ runner_max_sequence_length inference_runner eod_token_id
 rotary_pct rotary_emb_base
 """
 IRRELEVANT = frozenset(_WORDS.split())
-"""What they set: names and token ids; generation; initial values, dropout and scales; how positions are turned; the
-router's scores and its auxiliary loss; how the weights are stored, and which kernels run."""
+"""What they set: names, token ids, generation, initial values, dropout, scales, rotation of positions, the
+router's scores and auxiliary loss, storage of weights, choice of kernels."""
 
 ONLY: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),

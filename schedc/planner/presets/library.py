@@ -15,7 +15,7 @@ from schedc.planner.presets.tables import files, tables
 
 @dataclass(frozen=True)
 class PublishedCount:
-    """What the authors of a model state. parameters: their count. source: where, and what it leaves out."""
+    """What the authors of a model state. parameters: their count. source: the publication, and parts left out."""
 
     parameters: float
     source: str

@@ -1,4 +1,4 @@
-"""Layouts of a model on the stages of a plan: even ones, and those that balance the ranks or the stages."""
+"""Layouts of a model on the stages of a plan: even, or balanced over ranks or stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders of schedules at the sizes of plans, each made once: dependencies, peak counts, and what tells them apart."""
+"""Orders of schedules at the sizes of plans, each made once: dependencies, peak counts and digests."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class KnownOrder:
 
     @cached_property
     def digest(self) -> bytes:
-        """What tells the order from others (`order_digest`)."""
+        """`order_digest` of the order."""
         return order_digest(self.dependencies.schedule)
 
 
 @lru_cache(maxsize=512)
 def known_order(choice: ScheduleChoice, key: OrderKey) -> KnownOrder:
-    """The order of a schedule that does not follow the costs. Raises `DiagnosticError` for sizes that it refuses."""
+    """The order of a schedule that does not follow the costs. Raises `DiagnosticError` for refused sizes."""
     sizes = choice.sizes(key.pp, key.microbatches, key.vpp, key.limit)
     assert sizes is not None, f"{key.schedule} has no sizes for {key}"
     return KnownOrder(price(choice.tree, sizes).dependencies)

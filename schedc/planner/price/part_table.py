@@ -51,7 +51,7 @@ _ONE_EACH = Layout(tuple((ModelPart(kind, int(kind is PartKind.MOE)),) for kind 
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """Parts of the models of runs under K vectors of constants. Kinds are those of `WORK`, in its order.
+    """Parts of the models of runs under K vectors of constants. Kinds have the order of `WORK`.
 
     A row is a run under one vector: the K rows of a run follow each other. What no constant decides has a row by run.
     forward, input, weight: [rows, kinds + 1] seconds of one microbatch, with exchanges of rows; the last column is
@@ -164,7 +164,7 @@ class PartTable:
         return Machine.of(self.runs, self.constants)
 
     def loads(self, rows: Int64, counts: Floats, parameters: Floats, stages: int) -> RankLoads:
-        """What plans lay on their ranks that counts beside the pipeline.
+        """The loads of ranks that count beside the pipeline: parameters, layers, messages.
 
         rows: [...] of the table. counts: [..., P, kinds] parts of each rank. parameters: [..., kinds, 2] those of
         `kind_parameters`. All broadcast. stages: of all ranks.
@@ -323,7 +323,7 @@ _LOGIT = 2.0 + 4.0
 
 
 def activation_line(problem: PlanProblem, split: RankSplit) -> str:
-    """The line of what the head holds of a microbatch: logits and its inputs, those of predictions among them."""
+    """The line of the head's activations of a microbatch: inputs and logits, also of predictions."""
     model = problem.model
     rows = split.microbatch * model.seq / (split.tp * split.cp)
     heads = 1 + model.mtp

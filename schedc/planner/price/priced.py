@@ -95,7 +95,7 @@ class PricedPlan:
 
 
 def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
-    """The price of a plan. Raises `DiagnosticError` where its schedule refuses its sizes."""
+    """The price of a plan. Raises `DiagnosticError` where the schedule refuses the sizes."""
     order = order_of(planned)
     columns, timeline = StageColumns.of_plans([planned]), pipeline_of(planned, order)
     makespan = pipeline_seconds(planned, timeline)
@@ -112,7 +112,7 @@ def pipeline_seconds(planned: PlannedStep, timeline: Timeline) -> float:
 
 
 def order_of(planned: PlannedStep) -> KnownOrder:
-    """The order of a plan. One that follows the costs is that of its files."""
+    """The order of a plan. An order that follows costs comes from the plan's files."""
     if planned.choice.by_policy:
         return KnownOrder(read_back(planned).dependencies)
     return known_order(planned.choice, OrderKey.of(planned.axes))
@@ -143,8 +143,8 @@ def inside_of(planned: PlannedStep, dependencies: Dependencies, vector: int = 0)
 def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds of the steps of runs under constants: those of `price_plan`, but for rounding.
 
-    Each order is made once, and simulated once for all runs that have it. One that follows the costs is that of the
-    medians.
+    Each order is made once, and simulated once for all runs that have it. An order that follows the costs is made under
+    the medians.
     """
     return _seconds(runs, constants, runs.once("orders", lambda: _runs_by_order(runs)))
 

@@ -32,7 +32,7 @@ from schedc.step.costs.costs import Costs
 
 @dataclass(frozen=True, eq=False)
 class PlansOfOrder:
-    """Plans that have one order, with what no constant decides. plans: [n], of one schedule on the same ranks."""
+    """Plans of one order, with columns that no constant decides. plans: [n], of one schedule on the same ranks."""
 
     plans: Sequence[PlannedStep]
 
@@ -69,7 +69,7 @@ class PlansOfOrder:
 
     @cached_property
     def parameters(self) -> Floats:
-        """[n, 1, kinds, 2] parameters of a part of each kind: without its experts, and of its experts."""
+        """[n, 1, kinds, 2] parameters of a part of each kind: outside of experts, and in experts."""
         of_plans = (kind_parameters(plan.problem.model, self.one_stage, plan.axes.tp) for plan in self.plans)
         return np.stack(list(of_plans))[:, None]
 
@@ -93,7 +93,7 @@ class StageColumns:
 
     @classmethod
     def of_plans(cls, plans: Sequence[PlannedStep]) -> StageColumns:
-        """The columns of plans that have one order and one table."""
+        """The columns of plans with a common order and table."""
         return cls(PlansOfOrder(plans), plans[0].table)
 
     @cached_property

@@ -26,7 +26,7 @@ OPTIMIZER_BYTES = 28.0
 
 @lru_cache(maxsize=256)
 def kind_parameters(model: ModelSizes, one_stage: bool = False, tp: int = 1) -> Floats:
-    """[kinds, 2] parameters of a part of each kind on ``tp`` tensor ranks: without its experts, and of its experts.
+    """[kinds, 2] parameters of a part of each kind on ``tp`` tensor ranks: outside of experts, and in experts.
 
     A head that uses the embedding has a copy of it, and so has a prediction, unless all are in one stage.
     """
@@ -158,12 +158,12 @@ def outside_pipeline(
     microbatches: Floats | int,
     pipeline: Floats | float,
 ) -> OutsidePipeline:
-    """What a step takes beside its pipeline.
+    """Seconds of a step outside of the pipeline.
 
     pipeline: seconds of the pipeline. Sums of gradients run beside the last backward of a rank, and not beside its
     rows and messages, which take the same network. A backward is a share of the pipeline that no constant decides. So
     no speed makes a step longer: what sums cannot hide any more, the pipeline has saved. Level 2 sums gradients in
-    every microbatch, level 3 gathers parameters twice on top: what a microbatch computes hides them.
+    every microbatch, level 3 gathers parameters twice on top: compute of the microbatch hides them.
     """
     links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
     replicas, apart = (np.asarray(each, np.float64) for each in (spread.replicas, spread.stride("cp")))

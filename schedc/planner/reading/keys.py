@@ -23,7 +23,7 @@ LARGEST_NUMBER = 1e30
 
 @dataclass
 class Keys:
-    """The values of one table, and what is wrong with them.
+    """The values of one table, and findings about them.
 
     code: that of the findings. name: of the table, empty for the whole file. taken: the keys that were asked for.
     """

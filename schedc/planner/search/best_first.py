@@ -180,7 +180,7 @@ class _BestFirst:
         return self.options.seconds is not None and self.clock.used > self.options.seconds
 
     def _next_bound(self, answer: Answer) -> float:
-        """What bounds all plans that were not looked at, those apart that a front dominates.
+        """The least bound of all plans not looked at yet, without plans that a front dominates.
 
         Plans of a front are taken in ascending order, so that all of them are as fast as what is open.
         """
@@ -278,7 +278,7 @@ class _BestFirst:
         return answer, PolicyCounts(self.ordered, len(unordered), least)
 
     def _open_policies(self, answer: Answer, places: Sequence[int] | Int64) -> list[int]:
-        """Those of the places whose bounds let them into the answer."""
+        """The places with bounds that the answer would take."""
         if not isinstance(answer, Front):
             limit = answer.last if answer.full else inf
             return [int(place) for place in places if self._bounds[place] < limit]

@@ -46,7 +46,7 @@ class BoundedBlock:
 
 @dataclass(frozen=True, eq=False)
 class _AlikeOrders:
-    """Orders with one placement, which are alike in what the bound knows of them.
+    """Orders with one placement that are alike for the bound.
 
     numbers: those among the orders. counts: by the name of a layout. splits: whether weight gradients may come last.
     overlaps: whether exchanges run beside compute.

@@ -22,7 +22,7 @@ _METRIC = "peak_activations"
 
 
 class ClaimedPeaks(NamedTuple):
-    """Chunks that ranks hold at their peaks, of one microbatch each.
+    """Chunks in memory at the peaks of ranks, each of one microbatch.
 
     of_rank: [ranks] what every rank holds at least. largest: what the fullest rank holds at least.
     """

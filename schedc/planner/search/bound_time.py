@@ -43,9 +43,9 @@ def bound_of_counts(
 ) -> Floats:
     """[rows, levels] seconds of a pipeline whose stages hold ``counts``, where nothing runs beside compute.
 
-    A rank cannot start before a forward of all stages before its first one. Then it does all of its work. Behind its
-    last backward of its first stage the backwards of the stages before that one must come. If weight gradients can be
-    late, only input gradients must. lane: the one of a rank. levels: of recomputation, and where. microbatches, p2p:
+    A rank cannot start before a forward of all stages before its first one. Then the rank does all of its work. Behind
+    its last backward of its first stage the backwards of the stages before that one must come. If weight gradients can
+    be late, only input gradients must. lane: the one of a rank. levels: of recomputation, and where. microbatches, p2p:
     [rows]. splits: whether weight gradients are ops of their own.
     """
     work, on, before = _LaneWork(counts, lane), counts.on_rank.T, counts.before.T
@@ -131,7 +131,7 @@ class _Ends:
 class _Alone(NamedTuple):
     """Ops of a rank in cells of their own. All [rows, P] seconds.
 
-    least: what they take beyond their work on a lane where each stage has one of them. share: the largest share of a
+    least: time beyond the lane's work where each stage has one such op. share: the largest share of a
     chain in which the lane works. most: the largest work of one.
     """
 
@@ -146,7 +146,7 @@ class _Alone(NamedTuple):
         return cls((chain - work) @ counts.on_rank.T, counts.largest(share), counts.largest(work))
 
     def beyond(self, time: Floats, most: Floats) -> Floats:
-        """What the ops take beyond their work if they fill ``time``, or all but one of them are alone."""
+        """The ops' time beyond their work if ops fill ``time``, or all ops but one are alone."""
         work = np.clip(time * self.share, 0.0, np.maximum(most - self.most, 0.0))
         rest = np.divide(1.0, self.share, out=np.zeros_like(self.share), where=self.share > 0) - 1.0
         return np.maximum(self.least, work * np.maximum(rest, 0.0))

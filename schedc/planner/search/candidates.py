@@ -1,4 +1,4 @@
-"""All plans that may fit, ascending by what bounds them: numbers of plans in blocks, not plans."""
+"""All plans that may fit, ascending by bound: numbers of plans in blocks, not plans."""
 
 from __future__ import annotations
 

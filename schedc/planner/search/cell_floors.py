@@ -25,7 +25,7 @@ from schedc.step.messages import message_makespans
 class CellFloors:
     """Graphs of stages and bounds of cells that plans of a search share, each made once.
 
-    graphs: [stages] by what they follow from. costs: of all splits whose exchanges take the same lanes. ops: bounds of
+    graphs: [stages] by the facts behind them. costs: of all splits whose exchanges take the same lanes. ops: bounds of
     an op on a graph under these costs. bounds: [3, 3, splits] delays of the cells of one op or two.
     """
 
@@ -81,7 +81,7 @@ class CellFloors:
 
 
 class CostsKey(NamedTuple):
-    """What splits share whose costs have the same names: their method, the links it takes, split backwards."""
+    """The key of splits whose costs have the same names: method, links of the method, split backwards."""
 
     alltoall: str
     rail: bool

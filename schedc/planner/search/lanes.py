@@ -13,7 +13,7 @@ from schedc.planner.price.recomputed import EXCHANGES, LEVELS, compute_of_cells
 
 @dataclass(frozen=True, eq=False)
 class LaneSeconds:
-    """What one microbatch keeps a lane busy for.
+    """Busy time of a lane for one microbatch.
 
     forward, input, weight: [rows, kinds] seconds of parts. recomputed: [rows, levels, kinds] seconds that a backward
     recomputes for, by `LEVELS`. op: [rows, 3] seconds that each op takes on top: F, I and W.

@@ -13,7 +13,7 @@ from schedc.planner.space.schedules import LeftOut
 
 @dataclass(frozen=True)
 class SpaceCounts:
-    """Sizes of a space. raw: points. legal: plans among them. fit: those whose bound of memory fits.
+    """Sizes of a space. raw: points. legal: plans among them. fit: plans with a bound of memory that fits.
 
     left_out: schedules without plans.
     """
@@ -45,7 +45,7 @@ class SearchSeconds:
 
 @dataclass(frozen=True)
 class PolicyCounts:
-    """Plans whose order follows the costs. ordered: those that were ordered under their costs.
+    """Plans whose order follows the costs. ordered: plans with an order made under their costs.
 
     left: those that were not, although their bound is below the last plan found. bound_s: the least bound of these,
     None without any.
@@ -77,7 +77,7 @@ class FoundPlan:
     """A plan with what a search knows of it.
 
     step_s: seconds of a step; a bound until ``exact``. peak_bytes: of the fullest rank, with what no order counts.
-    digest: of its order. floor_s: seconds that bounded it before its step was exact. free: axes without effect, with
+    digest: of its order. floor_s: the bound in seconds before the exact step. free: axes without effect, with
     the further values that give the same plan. priced: its price and files, where asked.
     """
 

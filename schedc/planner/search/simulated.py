@@ -1,4 +1,4 @@
-"""Simulates plans in batches: those of one order share its walk, and differ in the times of their stages."""
+"""Simulates plans in batches: plans of one order share a walk, and differ in the times of stages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which plans there are for a model on a cluster: their axes, the sizes that schedules take, and conditions on them."""
+"""The plans of a model on a cluster: axes, sizes of schedules, and conditions."""

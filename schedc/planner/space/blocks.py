@@ -24,7 +24,7 @@ class OrderOption(NamedTuple):
 
 @dataclass(frozen=True)
 class InnerAxes:
-    """The values of the inner axes of a block. levels: level of recomputation, and what it applies to."""
+    """The values of the inner axes of a block. levels: level of recomputation, and place."""
 
     orders: tuple[OrderOption, ...]
     levels: tuple[tuple[str, str], ...]

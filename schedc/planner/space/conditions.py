@@ -67,7 +67,7 @@ Evaluated: TypeAlias = Callable[[Mapping[str, Any]], Any]
 class PlanCondition:
     """A condition on plans.
 
-    text: as written. by: the option that asks for it; `--exclude` leaves plans that do not meet it. names: the axes
+    text: as written. by: the option with the text; `--exclude` leaves plans that do not meet the text. names: the axes
     that it reads. met: whether plans meet the text.
     """
 
@@ -108,7 +108,7 @@ def read_condition(text: str, by: str = REQUIRE, schedules: tuple[str, ...] = ()
 
 
 def _joined(tree: ast.expr) -> ast.expr:
-    """``schedule in a, b`` parses as a tuple of a comparison and ``b``: its names are gathered into one list."""
+    """``schedule in a, b`` parses as a tuple of a comparison and ``b``: gathers the names into a list."""
     if not isinstance(tree, ast.Tuple) or not tree.elts:
         return tree
     head, *others = tree.elts
@@ -241,7 +241,7 @@ def _text(node: ast.expr) -> str | None:
 
 @dataclass(frozen=True)
 class Restriction:
-    """A named set of conditions. says: what plans that meet it have. source: where that is from."""
+    """A named set of conditions. says: the property of plans that meet all conditions. source: where that is from."""
 
     name: str
     says: str

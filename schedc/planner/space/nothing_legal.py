@@ -1,4 +1,4 @@
-"""Says why a space has no plan: the constraint that took the last ones, and what is nearest."""
+"""Says why a space has no plan: the constraint that took the last plans, and the nearest values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _nearest(space: PlanSpace, what: str) -> str:
         near = nearest_batches(space)
         return f"batches that a plan of these devices divides, nearest first: {', '.join(f'{each:,}' for each in near)}"
     if what.startswith("--"):
-        return _met_alone(space, what) or "leave it out, or weaken one of the conditions before it"
+        return _met_alone(space, what) or "leave the condition out, or weaken an earlier condition"
     if "devices are" in what:
         values = space.values
         return f"tp is one of {listed(values.tp)}, cp of {listed(values.cp)}, pp of {listed(values.pp)}"

@@ -117,7 +117,7 @@ class OfferedSchedules:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Those that no plan can use."""
+        """The schedules that no plan can use."""
         return self._read[1]
 
     @property
@@ -194,7 +194,7 @@ class PlanSpace:
             (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", grid["devices"] == self.used),
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
             (f"a stage of the {self.model.layers} layers, the embedding and the head is not empty", inside),
-            ("a pipeline of one rank has one stage", (grid["pp"] > 1) | (grid["vpp"] == 1)),
+            ("vpp is 1 where pp is 1", (grid["pp"] > 1) | (grid["vpp"] == 1)),
             ("ep divides tp*cp*dp", grid["tp"] * grid["cp"] * grid["dp"] % grid["ep"] == 0),
             (f"ranks share {self.seq:,} tokens evenly", self.seq % (grid["tp"] * grid["cp"]) == 0),
             ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes),

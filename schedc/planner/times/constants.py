@@ -15,7 +15,7 @@ class FitConstant:
     """A constant of the cost model, before anything is measured.
 
     median: the prior's, in ``unit``. width: standard deviation of its logarithm. most: the largest value that makes
-    sense. says: what it is, and whose figure the prior is. owner: `device`, `fabric` or `stack`, whose property it is.
+    sense. says: the meaning, and the source of the prior. owner: `device`, `fabric` or `stack`.
     """
 
     name: str
@@ -58,7 +58,7 @@ _FABRIC: tuple[FitConstant, ...] = (
     FitConstant("p2p", 1.0, 0.6, "of NIC", "messages between stages", 8.0, "pp"),
 )
 _STACK: tuple[FitConstant, ...] = (
-    FitConstant("launch", 1.2e-3, 0.8, "s", "launches of one layer in one direction", 0.1),
+    FitConstant("launch", 1.2e-3, 0.8, "s", "launches of a layer in a direction", 0.1),
     FitConstant("chunked", 0.5, 0.4, "of exchange", "shown of exchanges in chunks beside products", 1.0, "chunked_tp"),
     FitConstant("chunk", 2e-3, 1.0, "s", "each op of a stage", 1.0),
     FitConstant("host", 5e-3, 1.0, "s", "each step, for a layer of the rank that has most", 1.0),
@@ -91,7 +91,7 @@ OF_CLOCK = ("gemm", "fp8", "fp4", "grouped", "attention")
 def sustained(device: str) -> FitConstant:
     """The constant of a device among others in one fit. Limits of power differ; peaks of data sheets ignore them."""
     return FitConstant(
-        SUSTAINED + device, 1.0, 0.1, "of mean", "clock of this device beside the others", 1.5, owner="device"
+        SUSTAINED + device, 1.0, 0.1, "of mean", "clock of the device over the mean", 1.5, owner="device"
     )
 
 
@@ -99,12 +99,12 @@ BY_NAME = {constant.name: constant for constant in CONSTANTS}
 
 
 def described(name: str) -> FitConstant:
-    """What a constant is, those of devices included."""
+    """The constant of a name, also of a device's."""
     return sustained(name.removeprefix(SUSTAINED)) if name.startswith(SUSTAINED) else BY_NAME[name]
 
 
 def on_device(constants: Mapping[str, float], device: str) -> dict[str, float]:
-    """The constants for runs on one device: its clock is in its shares of peak."""
+    """The constants for runs on one device: the clock is in the shares of peak."""
     clock = constants.get(SUSTAINED + device, 1.0)
     kept = {name: value for name, value in constants.items() if not name.startswith(SUSTAINED)}
     return kept | {name: clock * kept.get(name, BY_NAME[name].median) for name in OF_CLOCK if clock != 1.0}

@@ -65,7 +65,7 @@ def _farthest(levels: Sequence[LevelColumns], beyond: Sequence[Bools]) -> LevelC
 
 
 def expert_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
-    """[runs, K] seconds of one dispatch, or of one combine, of a microbatch on one layer, its lanes one by one."""
+    """[runs, K] seconds of a dispatch, or of a combine, of a microbatch on a layer, the lanes in turn."""
     rail, node = exchange_lanes(runs, constants)
     return rail + node
 
@@ -222,7 +222,7 @@ class ReplicaLinks(NamedTuple):
     def seconds(self, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
         """Seconds of one collective of ``bytes`` of a rank. Replicas that share a node use its NICs together.
 
-        Bytes go around rings: one over the nodes, and one in each of them.
+        Bytes go around rings: a ring over the nodes, and a ring in each node.
         """
         node, network, *outer = self.levels
         sharing = node.members(ranks, stride)

@@ -287,7 +287,7 @@ def test_a_cluster_names_a_fit_beside_its_file(tmp_path: Path) -> None:
     ("schedule", "sizes", "message"),
     [
         ("interleaved_1f1b", "4,2,4,64", "takes"),
-        ("1f1b", "4,2,8,64", "it has not 8 stages, which is pp*vpp"),
+        ("1f1b", "4,2,8,64", "it has not pp*vpp = 8 stages"),
         ("one_f_one_b", "4,1,8,64", "`one_f_one_b` at pp = 4"),
         ("x" * 3000, "4,1,8,64", "xxx` at pp = 4"),
         ("1f1b", "4,1,1,1000000", "ops; 500,000 are the most"),
@@ -337,7 +337,7 @@ def test_rows_that_split_a_node_or_a_part_are_refused(cells: str, message: str, 
     [
         ("1f1b", "8,2,64,8", ""),
         ("interleaved_overlap", "8,2,64,8", ""),
-        ("gpipe", "8,2,64,8", "it has no pairs, which exchanges run beside"),
+        ("gpipe", "8,2,64,8", "it has no pairs for exchanges to run beside"),
         ("1f1b", "0,0,0,1", "a model without experts sends no rows"),
     ],
 )

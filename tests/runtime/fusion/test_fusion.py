@@ -133,7 +133,7 @@ def test_what_cannot_be_code_is_told() -> None:
         block(torch.randn(TOKENS, WIDTH))
     counting = Counting()
     _, _ = fused(counting)
-    with pytest.warns(UserWarning, match="it sets `calls` each time it runs"):
+    with pytest.warns(UserWarning, match="it sets `calls` at each run"):
         counting(torch.randn(TOKENS, WIDTH))
     with pytest.warns(UserWarning, match=r"the plan fuses rope \(rotary position embedding\), and no block"):
         FusedStages.warn_once(_with_rows(chains, "rope"))

@@ -164,7 +164,7 @@ def test_values_of_the_axes_of_a_condition_that_none_meets() -> None:
     assert raised.value.diagnostics[0].help.startswith("tp is one of 1, 2, 4, ")
     with pytest.raises(RequestError) as raised:
         refuse_nothing_legal(space_of(conditions=("pp == 2", "pp == 4")))
-    assert raised.value.diagnostics[0].help == "leave it out, or weaken one of the conditions before it"
+    assert raised.value.diagnostics[0].help == "leave the condition out, or weaken an earlier condition"
 
 
 @pytest.mark.parametrize(("moe", "placed"), [({"every": 2}, False), ({"first_dense": 2}, True)])
