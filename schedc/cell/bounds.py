@@ -135,7 +135,7 @@ class OpBounds:
 
     place: 0 for an op on the first graph of a cell, 1 on the second (`schedc.cell.program.HALVES`).
     end: [3, K] `end_bounds`. leaving: [3, K] the longest chain to the tasks that complete the op's
-    message, from any task, and from tasks of the halves with messages; -inf without one. None without a message.
+    message, from any task, and from tasks of halves with messages; -inf without. None without a message.
     work, before, behind: [queues, K] time of the op's tasks on a queue, the least chain in front of one, and behind.
     """
 

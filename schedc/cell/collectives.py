@@ -1,4 +1,4 @@
-"""Checks the collectives of a Program on all replicas of every pipeline rank: they match, and they all complete.
+"""Checks the collectives of a Program on all replicas of every pipeline rank: all match, and all complete.
 
 Every collective completes under two conditions. All members of a communicator start the same collectives in the same
 order: this is compared. No rank waits for a collective that a member starts only after it has waited for this rank:

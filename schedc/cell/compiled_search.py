@@ -1,4 +1,4 @@
-"""The search of `schedc.cell.local_search` by compiled loops: whether they are worth it, and what they are given."""
+"""The search of `schedc.cell.local_search` by compiled loops: when compilation pays, and the loops' arguments."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class SliceFactor(NamedTuple):
 
 
 OF_ROWS = frozenset({"experts", "dispatch", "combine"})
-"""Roles whose times grow with the rows of a rank. Those of the others grow with its tokens."""
+"""Roles whose times grow with the rows of a rank. Other times grow with the rank's tokens."""
 
 _SUMMING = ("attention", "before_gather")
 """Segments that sum up the results of a layer with experts before them."""
@@ -89,7 +89,7 @@ class CellCosts:
         return any(name.endswith(f".{Lane.HOST}") for name, _ in self.exchanges)
 
     def times(self, shape: StageShape, index: int) -> SegmentTimes:
-        """Times of the node with this index: those of a slice, where it runs one."""
+        """Times of the node with this index; of a slice, where the node runs slices."""
         node, times = shape.nodes[index], self._whole(shape, index)
         if node.slices == 1:
             return times

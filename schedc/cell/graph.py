@@ -165,7 +165,7 @@ class StageShape:
 
     @cached_property
     def backward(self) -> tuple[int, ...]:
-        """The nodes that have a backward, ascending: those that a gradient reaches and that are differentiable."""
+        """The nodes that have a backward, ascending: differentiable nodes that a gradient reaches."""
         reached: set[int] = set()
         for index in reversed(range(len(self.nodes))):
             wanted = index in self.outputs or not reached.isdisjoint(self.consumers[index])

@@ -15,7 +15,7 @@ Members = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class WithoutHost:
-    """A cell in which what plans rows, the copy of their sizes and what sends them are one segment.
+    """A cell in which the planning of rows, the copy of sizes and the sending are one segment.
 
     duration: [tasks] times without the copies, in time units. members: [tasks] the tasks of the whole cell that
         became each, in their order.

@@ -30,7 +30,7 @@ CellOf = Callable[[int, int, Instruction], CellOnRank]
 
 
 class Collective(NamedTuple):
-    """One collective as a rank starts it.
+    """A rank's start of a collective.
 
     communicator: name of the ranks that take part. number: position among the collectives of that communicator.
     label: exchange, microbatch and stage. row: row of the instruction in the Program.
@@ -83,8 +83,8 @@ class ExpertRanks:
     def communicator(self, lane: Lane, scope: str, replica: int) -> str:
         """Name of the communicator of a replica.
 
-        scope: ``replicas`` for all replicas, ``expert`` for the ranks of a group, ``lane`` for the ranks of a group
-            in one node or, on the rail, in one position.
+        scope: ``replicas`` for all replicas, ``expert`` for a group, ``lane`` for a group's ranks in one node or, on
+            the rail, in one position.
         """
         group, rank = divmod(replica, self.size)
         node, position = divmod(rank, self.per_node)

@@ -121,14 +121,14 @@ def _by_loops(
 
 
 def placed_in_order(tasks: Tasks, duration: Sequence[float], order: list[int]) -> Placed:
-    """The schedule in which every queue takes its tasks in this order. duration: [tasks] in time units."""
+    """The schedule that takes the tasks of every queue in this order. duration: [tasks] in time units."""
     search = _Search(tasks, duration, 0.0)
     search.best = order
     return search.placed()
 
 
 def merit(tasks: Tasks, placed: Placed, bound: float) -> tuple[int, int]:
-    """What the best schedule minimizes: its time, then the completion of its outputs. Equal within rounding."""
+    """What the best schedule minimizes: the time, then the completion of outputs. Equal within rounding."""
     ends = [0.0] * len(tasks)
     for index, _, end in placed:
         ends[index] = end
@@ -272,7 +272,7 @@ class _Search:
         return max(times.end, default=0.0)
 
     def _changed(self, order: list[int]) -> tuple[list[int], int]:
-        """The order with one task moved in its queue, between its dependencies and its followers.
+        """The order with a task moved in its queue, between dependencies and followers.
 
         Also gives the first position that differs. Returns the order itself if the task has no other position."""
         place = source = int(self.random() * len(order))

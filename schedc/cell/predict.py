@@ -1,4 +1,4 @@
-"""Predicts a cell program: its duration, how much of its communication is hidden, and what bounds it."""
+"""Predicts a cell program: duration, hidden share of communication, and the bound."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from schedc.model.levels import recomputed_share
 
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
-"""Segments whose outputs are only sent: they are recomputed where their exchange is repeated."""
+"""Segments whose outputs are only sent: a repeated exchange recomputes them."""
 SENDING = ("dispatch", *REPLAYED)
 
 

@@ -71,7 +71,7 @@ def _program(cell: CellKey, duration: tuple[float, ...], order: PlanOrder | None
 
 
 def _searched(tasks: Tasks, duration: tuple[float, ...], effort: float, *starts: Placed) -> Placed:
-    """The best schedule of the search. effort: its share. starts: schedules from which it begins before all others."""
+    """The best schedule of the search. effort: its share. starts: schedules to begin with."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
     with interpreted():

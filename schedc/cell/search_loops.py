@@ -139,7 +139,7 @@ def move_task(order: Any, source: int, goal: int) -> None:
 
 
 def sort_by_end(order: Any, end: Any) -> None:
-    """Sorts tasks by their ends; equal ones keep their order. Few are out of place, so that each is moved by steps."""
+    """Sorts tasks by their ends; equal ends keep their order. Few are out of place, so that each is moved by steps."""
     for at in range(1, order.size):
         index = order[at]
         place = at

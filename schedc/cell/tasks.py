@@ -128,7 +128,7 @@ def tasks_of(
 ) -> Tasks:
     """The tasks of a cell of one of `KINDS`.
 
-    recomputed: nodes to recompute, of the graph whose backward runs, in addition to those that it marks. The weight
+    recomputed: nodes to recompute, of the graph whose backward runs, in addition to marked nodes. The weight
     gradients come after the input gradients of the same op, and of another op at any time.
     """
     return _tasks(CellKey(kind, forward, backward, tuple(sorted(recomputed))))
@@ -198,7 +198,7 @@ class _TaskBuilder:
         return task_of
 
     def backward(self, shape: StageShape, recomputing: dict[int, int]) -> dict[int, int]:
-        """Tasks behind those that give their gradients and, where a node is recomputed, behind its recomputation."""
+        """Tasks behind the sources of their gradients and, where a node is recomputed, behind its recomputation."""
         task_of: dict[int, int] = {}
         for index in shape.backward_order:
             after = [task_of[consumer] for consumer in shape.consumers[index] if consumer in task_of]

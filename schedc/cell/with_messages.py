@@ -31,7 +31,7 @@ class MovedMessage(NamedTuple):
 
 Part = CellStep | Edge | MovedMessage
 Value = tuple[int, int, int]
-"""What a message carries: its channel, the stage that produced it, its microbatch."""
+"""The value in a message: channel, producing stage, microbatch."""
 
 
 def interleave_messages(stream: Sequence[Instruction], position: int, program: CellProgram) -> list[Part]:
@@ -93,7 +93,7 @@ def _waits_before(stream: Sequence[Instruction], position: int) -> Iterator[tupl
 
 
 def _batches_behind(stream: Sequence[Instruction], position: int) -> Iterator[tuple[int, list[Value]]]:
-    """The batches posted between an instruction and the next compute or reduction: their places, and what is sent."""
+    """The batches posted between an instruction and the next compute or reduction: places, and sent values."""
     at = position + 1
     while at < len(stream) and stream[at].kind in (*POSTS, InstructionKind.WAIT, *_WORKS):
         if stream[at].kind not in POSTS:

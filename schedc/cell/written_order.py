@@ -90,7 +90,7 @@ def _positions(order: PlanOrder, names: tuple[str, ...], roles: tuple[str, ...])
         if half is None or (half is Half.WEIGHT and roles is CELL_EXCHANGES):
             _refuse(order, f"`{name}` is no part of a cell", "write F.role, B.role.I or B.role.W, as B.experts.W")
         if role not in roles:
-            _refuse(order, f"`{name}`: no such role in this lane", did_you_mean(role, roles))
+            _refuse(order, f"`{name}`: the lane has no such role", did_you_mean(role, roles))
         if (half, role) in positions:
             _refuse(order, f"`{name}` appears twice in one lane", "name each part of a layer once")
         positions[half, role] = number

@@ -2,8 +2,8 @@
 
 A cone means its relative interior. A time has the form of a critical path at a point inside, and is nowhere less than
 that path. A time is convex, so it is nowhere more than the mean of its values at the rays. Most statements follow from
-these two bounds. f <= L is true if it holds at every ray, f >= L if a path is at least L at every ray, and f == L if
-both are. What is still open is split where two critical paths, or the two sides of a comparison, are equally long.
+these two bounds. f <= L is true if it holds at every ray. f >= L is true if a path is at least L at every ray, and f ==
+L if both are. What is still open is split where two critical paths, or the two sides of a comparison, are equally long.
 """
 
 from __future__ import annotations

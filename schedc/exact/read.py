@@ -163,7 +163,7 @@ class ClaimReader:
         return Ratio(whole.plus(self._mean_work(), -1), whole)
 
     def _metric_of(self, name: str, rank: int) -> Number:
-        """A metric of one rank; those that are one number for all ranks are that."""
+        """A metric of one rank; the common number of a metric without ranks."""
         if name == "bubble":
             return self._time(MAKESPAN).plus(self._work(rank), -1)
         if name == "span_bubble":
@@ -273,7 +273,7 @@ class ClaimReader:
         return _CALLS[node.function](self, node)
 
     def _largest(self, node: tree.Call, sign: int) -> Cases:
-        """The largest argument, or the least: the one that no other exceeds."""
+        """The largest argument, or the least, as cases: each argument if it beats all other arguments."""
         result: list[tuple[Statement, Number]] = []
         for chosen in product(*(self.value(argument) for argument in node.arguments)):
             where = tuple(at for at, _ in chosen)

@@ -53,7 +53,7 @@ class Affine:
 class Comparison:
     """A comparison with 0: ``form`` . x plus each time multiplied by its factor, ``op`` 0. All are integers.
 
-    form: [coordinates]. times: each with its factor, which has no unit.
+    form: [coordinates]. times: each with a factor without unit.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Times of one schedule as functions of costs: their values at integer vectors, and the linear forms that give them.
+"""Times of one schedule as functions of costs: values at integer vectors, and the linear forms behind these.
 
 Every start and end is a maximum, over chains of cells, of sums of costs: convex, piecewise linear and homogeneous. The
 sum over a longest chain is the linear form that the time has there, and nowhere exceeds it.
@@ -229,7 +229,7 @@ class LinearTimes:
         return minus(form, work[rank]) if name == "span_bubble" else form
 
     def _value(self, quantity: Quantity, edges: Edges, vector: Vector) -> tuple[int, int]:
-        """(the time, the rank that has it)."""
+        """(the time, the rank with this time)."""
         name, rank = quantity
         if name == "bubble":
             return max(edges.end) - min(self._worked(vector)), -1
@@ -305,7 +305,7 @@ def linear_parts(times: LinearTimes, quantity: Quantity, cone: Cone) -> list[tup
 def times_on(
     dependencies: Dependencies, space: Space, cone: Cone, ranks: Iterable[int] = ()
 ) -> list[tuple[Cone, LinearTimes]]:
-    """Parts that cover the cone, with the times on each. ranks: those whose starts a statement needs."""
+    """Parts that cover the cone, with the times on each. ranks: with starts that a statement needs."""
     result = []
     for part, simulations in simulations_on(dependencies, space, cone):
         starts = {rank: simulations.chains[rank] for rank in ranks}

@@ -31,7 +31,7 @@ from schedc.syntax import tree
 
 @dataclass(frozen=True)
 class CostRegion:
-    """Costs that satisfy a conjunction. cone: their closure. positive: the forms that are greater than 0 at them."""
+    """Costs that satisfy a conjunction. cone: their closure. positive: forms above 0 at all of these costs."""
 
     cone: Cone
     positive: tuple[Vector, ...]
@@ -77,7 +77,7 @@ class Facts:
 def decide_claim(claim: tree.Claim, facts: Facts, costs: frozenset[str], variables: frozenset[str]) -> Verdict:
     """Decide a claim for all costs.
 
-    costs: the cost symbols that the claim names. variables: names in it that mean any rank. Raises `NoValue`.
+    costs: the cost symbols that the claim names. variables: names in the claim for any rank. Raises `NoValue`.
     """
     space = replace(Space.of(facts.dependencies, costs), constant=True)
     try:

@@ -51,9 +51,9 @@ class Outcomes:
 def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs]) -> Outcomes:
     """The figures of `schedc.step.timeline.simulate` for each of many cost vectors; the same to the last digit.
 
-    busy alone is summed in another order (how often each duration occurs, times it), so that where costs are not
-    integers its last digits may differ. Raises `DiagnosticError` (S404) for costs of another number of stages, and S412
-    for factors of another number of microbatches.
+    ``busy`` alone is summed in another order: each duration times its count. Unless costs are integers, its last digits
+    may differ. Raises `DiagnosticError` (S404) for costs of another number of stages, and S412 for factors of another
+    number of microbatches.
     """
     stages = dependencies.schedule.stages
     if not isinstance(costs, CostBatch) and any(c.microbatches for c in costs):
@@ -87,7 +87,7 @@ def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Float
 class _Watched(NamedTuple):
     """The cells whose ends give the edges of ranks.
 
-    full: [n] ranks with cells. cells: [m] the last cells of these ranks, and those that their first cells wait for.
+    full: [n] ranks with cells. cells: [m] the last cells of these ranks, and the producers of their first cells.
     last: [n] and first: [waits] indices into ``cells``; ranks: [waits] the ranks that wait.
     """
 

@@ -23,7 +23,7 @@ RUN_CLASSES = (*CLASSES, "overhead")
 OVERHEAD = len(CLASSES)
 
 WORK_CLASSES = (*RUN_CLASSES, "exposed")
-"""Classes of a step with works: what ranks stand at JOINs has one of its own."""
+"""Classes of a step with works: time at JOINs has a class of its own."""
 EXPOSED = len(RUN_CLASSES)
 
 _ROUNDING = 1e-12
@@ -48,7 +48,7 @@ class Bubbles:
     *exposed*: with works alone, and before the others: the rank stands at the JOINs of works.
 
     rank, start, end: [gaps], times in the unit of the costs.
-    cell: [gaps] the cell that runs after the gap, -1 for cooldown. Its ``bound_by`` is what the rank waited for.
+    cell: [gaps] the cell that runs after the gap, -1 for cooldown. The rank waited for the cell's ``bound_by``.
     parts: [classes, gaps] time of the gap in each of `CLASSES`, or of `WORK_CLASSES`; a column sums to end - start.
     totals: [classes, P] the same per rank; a column sums to `Timeline.bubble`.
     """
@@ -109,7 +109,7 @@ def classify_run(timeline: Timeline) -> Bubbles:
 
 
 def _outer(timeline: Timeline, classes: int) -> tuple[Bubbles, Int64]:
-    """The gaps with those before a rank's first cell and after its last classed; and which of them are others."""
+    """The gaps, classed where they lie before a rank's first cell or after its last; and indices of the other gaps."""
     dependencies = timeline.dependencies
     rank, start, end, cell, last = _gaps(timeline)
     parts = np.zeros((classes, rank.size))

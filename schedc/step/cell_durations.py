@@ -59,7 +59,7 @@ def recomputing(schedule: Schedule, costs: StageCosts) -> Floats:
 
 @kept
 def cell_groups(dependencies: Dependencies, rows: int) -> tuple[SameKinds, ...]:
-    """Every cell by its kinds of ops. rows: number of rows of the costs: one per stage, or one for all."""
+    """Every cell by its kinds of ops. rows: number of rows of the costs: a row per stage, or a row for all."""
     return _groups(dependencies, rows, slice(None))
 
 
@@ -73,7 +73,7 @@ def cell_classes(dependencies: Dependencies, rows: int) -> tuple[tuple[SameKinds
     code = kind[dependencies.first] * np.int64(rows) + row[dependencies.first]
     pairs = np.flatnonzero(dependencies.pairs)
     one, other = dependencies.first[pairs], dependencies.second[pairs]
-    # behind the classes of single ops those of pairs with an I and with a B, then those of an F and of an I with a W
+    # behind the classes of single ops: pairs with an I, pairs with a B, then an F with a W and an I with a W
     weight = (np.int64(2) + kind[one]) * rows + row[one]
     way = np.where(kind[other] == OpKind.W, weight, 2 * row[one] + (kind[other] == OpKind.B))
     code[pairs] = (kinds + way) * rows + row[other]

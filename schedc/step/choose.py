@@ -70,7 +70,7 @@ class Ops(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, times: OpTimes) -> Ops:
-        """The ops of a schedule. One that needs an op which the schedule lacks waits for ever."""
+        """The ops of a schedule. An op that needs a missing op waits for ever."""
         count, needs, rank = len(schedule), needs_of(schedule), schedule.rank
         kind, stage = schedule.kind.tolist(), schedule.stage.tolist()
         after: list[list[tuple[int, float]]] = [[] for _ in kind]
@@ -94,7 +94,7 @@ class Ops(NamedTuple):
 
 
 class RankQueue(Protocol):
-    """The ops that one rank has not started."""
+    """The ops that a rank has not started."""
 
     def take(self, now: float) -> Cell | None:
         """Takes the cell that the free rank starts at time ``now``, in the unit of the ops; None if it waits."""
@@ -175,7 +175,7 @@ def _cells(schedule: Schedule, start: int, stop: int) -> Iterator[Cell]:
 
 @dataclass(frozen=True)
 class _TextQueue:
-    """The ops that a rank has not started: those before its computed order, the computed order, and those after it."""
+    """The ops that a rank has not started: before the computed order, in the order, and after the order."""
 
     before: deque[Cell]
     pool: _Preferences

@@ -8,10 +8,9 @@ cell comes after everything that it waits for. Both ends of every channel post t
   through a message, for itself.
 * Without a circle nothing gets stuck, even where a send is complete only when its receive is posted (rendezvous).
   Messages need no tag either: the k-th receive of a channel takes the k-th send. Take the first cell of the global
-  order that does not run. All cells before it have run, so its rank has reached it and all messages that it needs
-  were sent. They were posted at both ends in the global order, after the earlier ones of their channels, so that
-  each met its own counterpart and is complete. Then the cell runs: a contradiction. A wait for a send ends for the
-  same reason.
+  order that does not run. All earlier cells have run, so the rank has reached the cell, and all messages for the cell
+  were sent. Both ends posted them in the global order, behind earlier messages of their channels. So each met its own
+  counterpart, and is complete. Then the cell runs: a contradiction. A wait for a send ends for the same reason.
 
 So the order of compute alone decides, and one walk over it (`Levels`) finds the ranks that block.
 """
@@ -44,7 +43,7 @@ class WaitFor:
 def find_cycle(dependencies: Dependencies) -> tuple[WaitFor, ...]:
     """The shortest circle of waits among the ops at which ranks block for ever; empty without a deadlock.
 
-    Among circles of one length it is the one through the lowest rank, where it starts.
+    Among circles of one length, the circle through the lowest rank is given, from this rank on.
     """
     rank_at = {int(dependencies.rank[cell]): int(cell) for cell in dependencies.levels.stuck}
     waits = {rank: _waits(dependencies, rank, cell) for rank, cell in rank_at.items()}

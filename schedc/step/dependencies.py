@@ -25,7 +25,7 @@ class Dependencies:
 
     A cell is one op, or the two ops of an overlapped pair. Cells are numbered rank by rank, in order: those of
     rank r are rank_start[r] ..< rank_start[r + 1]. A cell also needs ops of its own stage on its own rank:
-    B and I their F, W its I, R its F, B and I their R. Such an op comes earlier in the rank's order, as
+    F for B and I, I for W, F for R, R for B and I. Such an op comes earlier in the rank's order, as
     `schedc.ir.verify` checks, so ``previous`` covers it.
 
     schedule: what this was made from.
@@ -104,7 +104,7 @@ class Dependencies:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The cells in an order in which every one comes after all that it waits for.
+    """The cells in an order with every cell behind all cells that it waits for.
 
     order: [reached] cells, level by level and within a level by rank: a topological order of the cells.
     start: [levels + 1] level l is order[start[l]] ..< order[start[l + 1]].
@@ -122,7 +122,7 @@ class Levels:
 
 
 def needs_of(schedule: Schedule) -> Int64:
-    """[2, ops] rows of the ops that each op needs: one of its own stage, and one of a neighbour.
+    """[2, ops] rows of the ops that each op needs: an op of its own stage, and an op of a neighbour.
 
     -1 where it needs none, and the number of ops where the schedule lacks the op. The first counts of ops that run
     twice. The schedule need not be legal.
@@ -144,7 +144,7 @@ def needs_of(schedule: Schedule) -> Int64:
 
 
 def _second_of_pair(schedule: Schedule) -> Bools:
-    """[ops] whether the op shares its cell with the one before it."""
+    """[ops] whether the op is the second of a pair."""
     second = np.zeros(len(schedule), bool)
     second[1:] = (schedule.pair[1:] >= 0) & (schedule.pair[1:] == schedule.pair[:-1])
     second[schedule.rank_start[:-1][schedule.rank_start[:-1] < len(schedule)]] = False
@@ -154,8 +154,8 @@ def _second_of_pair(schedule: Schedule) -> Bools:
 def _producers(schedule: Schedule, cell_of: Int32, cells: int) -> Int32:
     """[2, cells] by scatter and gather over tables [stages + 2, microbatches] of who computes what.
 
-    The tables have a row of -1 before the first stage and one after the last: what those would have
-    produced nobody waits for.
+    The tables have a row of -1 before the first stage and one after the last: no cell waits for a stage outside of the
+    model.
     """
     producers = np.full((2, cells), -1, np.int32)
     backward = BACKWARD[schedule.kind]

@@ -1,4 +1,4 @@
-"""Two schedules side by side: where their orders part, which ops one lacks or runs elsewhere, and what each takes."""
+"""Two schedules side by side: where their orders part, ops that are missing or elsewhere, and the times of each."""
 
 from __future__ import annotations
 

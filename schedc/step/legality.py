@@ -12,8 +12,8 @@ from schedc.step.dependencies import Dependencies
 def check_schedule(schedule: Schedule) -> list[Diagnostic]:
     """Everything that keeps a schedule from running; empty if it is legal.
 
-    Deadlock (S301) is looked for only where the ops are complete and in order: before that its trail would
-    lead through ops that do not exist.
+    Deadlock (S301) is looked for only where the ops are complete and in order: else the trail would lead through
+    missing ops.
     """
     return check_dependencies(schedule)[1]
 

@@ -34,13 +34,13 @@ class RankBytes(NamedTuple):
 class Memory:
     """Curves over the cells and peaks of the ranks.
 
-    An activation is what one microbatch holds on one stage (one chunk), from its F until its B or, where the
-    backward is split, its W. Between its I and its W it is also a pending weight gradient. One that has an R counts
-    from that R on; from its F until then it holds the ``recomputed`` part of the costs. ``inside`` is the largest value
-    while a cell runs: in a pair the forward allocates before the backward frees.
+    An activation is the memory of a microbatch on a stage (a chunk), from F until B, or until W where the backward is
+    split. Between its I and its W it is also a pending weight gradient. One that has an R counts from that R on; from
+    its F until then it holds the ``recomputed`` part of the costs. ``inside`` is the largest value while a cell runs:
+    in a pair the forward allocates before the backward frees.
 
     activations, activations_inside: [cells] activations held after the cell and at most inside it, in chunks.
-    pending_weight: [cells] those of them that only wait for their W, after the cell.
+    pending_weight: [cells] activations that only wait for their W, after the cell.
     memory, memory_inside: [cells] the same weighted by the costs: ``activation`` of its stage from F to B or I,
         ``pending_weight`` from I to W, in the unit of the costs.
     peak_activations: [P] inside cells; peak_activations_between: [P] after cells; peak_pending_weight: [P].

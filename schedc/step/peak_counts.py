@@ -91,7 +91,7 @@ def _held(schedule: Schedule, column: Int64, change: Int32) -> Int32:
 
 
 def _may_peak(schedule: Schedule, change: Int32) -> Bools:
-    """[ops] whether a rank may hold most after an op: one that adds something, and no op that only adds comes next.
+    """[ops] whether a rank may hold most after an op: the op adds something, and no op that only adds comes next.
 
     change: [ops, parts] what an op adds.
     """

@@ -1,9 +1,9 @@
 """Works with their places between the cells of a schedule, and the memory that they keep off the device.
 
-A gap is the place in front of a cell, or behind the last cell of a rank; rank r with n cells has n + 1 of them. The gap
-in front of a cell has the cell's number plus its rank. Posts of messages come first in a gap, then STARTs and JOINs
-of what leaves, DROPs, STARTs of what comes, waits for messages, JOINs of what comes, and the cell. In the
-last gap of a rank the REDUCEs stand in place of the cell, and what ends the stream stands behind them (`WorkPlace`).
+A gap is the place in front of a cell, or behind the last cell of a rank. Rank r with n cells has n + 1 gaps. The gap
+in front of a cell has the cell's number plus its rank. Posts of messages come first in a gap. Then come STARTs and
+JOINs of what leaves, DROPs, and STARTs of what comes. Waits for messages, JOINs of what comes, and the cell are last.
+In the last gap of a rank the REDUCEs stand in place of the cell, and the stream's last works behind (`WorkPlace`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorkPlace(IntEnum):
     CAME = 5
     """JOIN of what comes. The cell or the REDUCEs stand behind it."""
     SUM = 6
-    """START of sums that wait for the REDUCEs. This place and the ones below are those of the last gap."""
+    """START of sums that wait for the REDUCEs. This place and all places below lie in the last gap."""
     SUMMED = 7
     """JOIN of first halves of sums."""
     SPREAD = 8
@@ -120,7 +120,7 @@ class PlacedWorks:
         return PlacedWorks(self.works.only(which), *columns, in_part=self.in_part)
 
     def beside(self, other: PlacedWorks) -> PlacedWorks:
-        """These works and those of ``other``."""
+        """The works of both, in order."""
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("start", "join", "start_place", "join_place")]
         works = {name: np.concatenate([getattr(self.works, name), getattr(other.works, name)]) for name in DTYPES}
         columns = (np.concatenate(pair) for pair in pairs)
@@ -159,7 +159,7 @@ class PlacedWorks:
         return np.searchsorted(first, gaps, side="right") - 1
 
     def away(self, dependencies: Dependencies) -> Floats:
-        """[cells] memory that is not on the device while each cell runs: what has left less what has come back.
+        """[cells] memory that is not on the device while each cell runs: offloaded memory less returned memory.
 
         The unit is that of the works' bytes. It follows from the order alone. An activation counts as present until
         the JOIN of its offload, and from the START of its fetch on. Whole parameters and buckets of gradients are less
@@ -221,9 +221,9 @@ class PlacedWorks:
 
 
 def order_of(columns: Sequence[npt.NDArray[Any]]) -> Int64:
-    """[n] the order of the rows by the last column, then by the one before it: what `numpy.lexsort` gives, in one sort.
+    """[n] the order of the rows by the last column, then by the one before it: as `numpy.lexsort` gives, in one sort.
 
-    columns: whole numbers. Where they need more than 62 bits together, they are sorted one by one.
+    columns: whole numbers. Columns of more than 62 bits together are sorted one by one.
     """
     key, room = np.zeros(columns[0].size, np.int64), 1
     for column in columns if key.size else ():

@@ -33,8 +33,8 @@ class InTurn:
     """`fill W within most`: ops run in the order of their slots, and a W fills the time while the next op must wait.
 
     It is the oldest pending W. If no W is pending, the op behind the next one may run first, unless there are pairs.
-    A forward runs only if the rank then holds at most ``most`` ([ranks]) activations: forwards minus W. A forward
-    that overtakes another one leaves room for it: forwards minus I are at most ``most``, too.
+    A forward runs only if the rank then holds at most ``most`` ([ranks]) activations: forwards minus W. A forward that
+    overtakes another leaves room: forwards minus I are at most ``most``, too.
     """
 
     span: Span
@@ -67,7 +67,7 @@ class Searched:
     """`search within most keep kept of whole`: `schedc.elaborate.zero_bubble` finds the order.
 
     most: [ranks] activations for which a rank has memory.
-    whole, kept: memory of one activation until its I, and the part of it until its W. 1 <= kept <= whole, in a unit
+    whole, kept: memory of an activation until I, and the part until W. 1 <= kept <= whole, in a unit
         that the user chooses.
     """
 

@@ -31,8 +31,8 @@ class Timeline:
     bubble: [P] makespan - busy, and bubble_ratio = 1 - all work / (P * makespan): idle time in a step that all
         ranks begin together (DeepSeek, Megatron and Chimera count so).
     span_bubble: [P] span - busy, and span_bubble_ratio = 1 - all work / (P * longest span): bubble_ratio where no rank
-        waits for another at the end of a step. Where all ranks do the same work it is the bubble rate of the
-        zero-bubble paper (arXiv 2401.10241, 5.3), which divides by the largest cost of a stage.
+        waits for another at the end of a step. With equal work on all ranks it is the bubble rate of the zero-bubble
+        paper (arXiv 2401.10241, 5.3), which divides by the largest cost of a stage.
     """
 
     dependencies: Dependencies
@@ -140,7 +140,7 @@ def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]
 
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
-    """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell.
+    """[cells] the time of every cell. A pair with a W takes as long as both ops: hidden time lies inside the cell.
 
     Raises `DiagnosticError` (S412) for factors of another number of microbatches.
     """

@@ -63,12 +63,12 @@ class TurnOps(NamedTuple):
 class TurnState(NamedTuple):
     """What changes. The loop fills ``order`` and ``ran``.
 
-    end: [ops + 2] when each op ends; inf before its start. Behind the ops stand one that never ends and one that ended
-    at 0. turn: single ops other than W, and the first ops of pairs, in the order of their slots.
+    end: [ops + 2] when each op ends; inf before its start. Behind the ops come an op that never ends and an op that
+    ended at 0. turn: single ops other than W, and the first ops of pairs, in the order of their slots.
     order: [ops] rows of each rank in the order of their start, from its first row on.
     weights: [ops] W whose I has started, likewise.
-    head: [P] place of the next op in ``turn``. ran, pending, taken: [P] ops that started, W in ``weights``, and those
-    of them that started. holds, flying: [P] activations held, and microbatches in flight. free: [P] end of the last op.
+    head: [P] place of the next op in ``turn``. ran, pending, taken: [P] ops that started, W in ``weights``, and started
+    W. holds, flying: [P] activations held, and microbatches in flight. free: [P] end of the last op.
     """
 
     end: Any

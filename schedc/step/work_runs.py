@@ -100,11 +100,11 @@ def run_with_works(
     """When every cell and every work runs: each rank in order, each lane in the order of its STARTs.
 
     duration: [cells] time of each alone; latency: time of a message; time: [works] on the lane. slowdown: [lanes] by
-    how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Works take their time
-    whatever runs beside them.
+    how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Nothing slows works
+    down.
 
     The members of a work among replicas are the same rank of equal programs with equal costs. Their clocks are equal,
-    so all of them start it at the same time, and it takes that time alone.
+    so all members start the work at the same time, and it takes its own time.
     """
     disturbing = () if slowdown is None else tuple(np.flatnonzero(slowdown > 0).tolist())
     lowered, gaps = _lowered(placed, dependencies, disturbing)

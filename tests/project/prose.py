@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from support.paths import ROOT
 
-LEFT = 1133
+LEFT = 677
 """Faults that are left in the whole project. A change may lower the number, never raise it."""
 
 LONGEST, SHARE = 25, 0.25

@@ -182,7 +182,7 @@ class Pipeline(OptimizerCalls):
         seed: random numbers of a tensor follow from it and from the tensor's name. Values are then the same for any
             number of ranks.
         checkpoint: a safetensors or torch file, its index, a directory of either, a DCP directory, a run's or step's
-        folder, or the whole model's state dict [...]. Only what is held here is read.
+            folder, or the whole model's state dict [...]. Only what is held here is read.
         init: ``init(name, tensor)`` writes a parameter [...] or returns its values. Without it, or where it does
             neither, parameters begin as the model's own code says. With a checkpoint, ``init`` is for missing names.
 

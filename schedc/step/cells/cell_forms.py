@@ -1,4 +1,4 @@
-"""What cells a schedule has: those of one kind whose stages have equal graphs share a form."""
+"""The cells of a schedule by form: cells of one kind on equal graphs share a form."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from schedc.step.timeline import CellTimes, Timeline, run_durations
 
 @dataclass(frozen=True)
 class CellKind(CellForm):
-    """The cells of one form, which share one program.
+    """The cells of a form, with their common program.
 
     serial: the time of all its segments and exchanges one after the other.
     """

@@ -20,7 +20,7 @@ from schedc.step.costs.keys import BY_NAME, CELL_KEYS, with_keys
 class CostBatch:
     """K cost vectors: every time is [K], the same for all stages, or [K, stages]; p2p is [K].
 
-    B defaults to I + W, R to F and FB to F + B, as in `Costs`, FB also where it is not a number; p2p defaults to 0.
+    B defaults to I + W, R to F and FB to F + B, as in `Costs`. FB does so for a NaN, too. p2p defaults to 0.
     Recomputation inside of backwards, `Costs.recompute_in_backward`, is not among them.
     """
 

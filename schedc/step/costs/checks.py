@@ -41,7 +41,7 @@ def _wrong_value(key: str, value: object) -> str:
     if isinstance(value, list) and key in BY_NAME and not BY_NAME[key].per_stage:
         return f"`{key}` is one value for all stages, not a list: {BY_NAME[key].meaning}"
     if value == []:
-        return f"`{key}` is an empty list: give one value, or one per stage"
+        return f"`{key}` is an empty list: give a value, or one per stage"
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float):
             return f"`{key}` is not a number: {number!r}"

@@ -126,7 +126,7 @@ class Costs:
             return np.broadcast_to(np.asarray(cost, np.float64), (stages,))
 
         columns: dict[str, Any] = {}
-        for key in KEYS:  # keys come behind those whose sum they default to
+        for key in KEYS:  # a key comes behind the keys of its default sum
             if (cost := getattr(self, key.name)) is None:
                 columns[key.name] = None if key.enters == "pair" else key.summed(columns)
             else:
@@ -142,7 +142,7 @@ class Costs:
         return None if factors is None else factors.of_schedule(schedule)
 
     def check_of_stages(self) -> None:
-        """Raise `DiagnosticError` (S411) for times of parts: nothing says which stage holds which."""
+        """Raise `DiagnosticError` (S411) for times of parts: no layout says the parts of each stage."""
         if self.parts is not None:
             message = "the costs give times of the parts of a model, which only a plan puts into stages"
             help = "write a plan with `layers N` for the schedule, or give F, I and W in the table [ops]"
@@ -155,8 +155,8 @@ class OpCosts:
     """The costs that times of ops and pairs follow from: one vector, or K side by side.
 
     F, I, W, B, R, keys that every op takes: [stages] times, or [rows, K], rows being 1 or the number of stages.
-    FB: time of a pair, by the stage of its forward; None, or not a number for a vector, where a pair takes F + B of its
-    two stages. p2p: time of a message, or [K].
+    FB: time of a pair, by the stage of its forward. With None, or a NaN for a vector, a pair takes F + B of its two
+    stages. p2p: time of a message, or [K].
     """
 
     F: Floats

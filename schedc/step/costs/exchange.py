@@ -4,7 +4,7 @@ The figures are expectations for tokens whose scores are drawn uniformly. A toke
 different ones. With limited groups it has the best ``top`` in its strongest ``limit`` of ``groups``. How many of them
 lie in each group is drawn by `schedc.step.costs.limited_groups`; the rest is in closed form.
 
-Copies of a token that leave its node are those of docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
+Copies of a token to other nodes are counted as in docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
 (N-1)(1 - C(E-E/N, k)/C(E, k)). A combine moves the same rows back, and a backward pass both again.
 """
 
@@ -100,7 +100,7 @@ def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic:
 
     flat: one row per expert, over both kinds of links at once. The others have two hops. The first hop takes one row to
     each node that needs it (hierarchical), or to every node (allgather). The second takes one row, inside each node, to
-    each rank that needs it. The rank that took the row from its rail counts as one of these.
+    each rank that needs it. The rank that took the row over its rail counts as well.
     """
     others, inside = topology.nodes - 1, topology.per_node - 1
     if method == "flat":
@@ -122,9 +122,9 @@ METHODS = ("flat", "allgather", "hierarchical")
 def time(method: str, routing: Routing, topology: Topology, bytes_per_token: float) -> float:
     """Seconds of one dispatch of a rank; bytes_per_token: its tokens times the bytes of a row.
 
-    The two hops follow each other, while the rows of flat use both kinds of links at once. A link whose speed is not
-    known takes no time; where the rail's is not known it takes a second per byte, so that copies are compared. With one
-    node there is no rail.
+    The two hops follow each other, while the rows of flat use both kinds of links at once. A link of unknown speed
+    takes no time; a rail of unknown speed takes a second per byte, so that copies are compared. With one node there is
+    no rail.
     """
     moved = rows(method, routing, topology)
     inside = topology.node if topology.rail or topology.nodes == 1 else 0.0
@@ -152,8 +152,8 @@ _REASONS = {
     ),
     "allgather": (
         "a token goes to nearly every node anyway, and a block of one size is sent whatever the routing",
-        "with the hop inside the nodes it takes little longer than a copy for each node that needs it, and a block of"
-        " one size is sent whatever the routing",
+        "with the hop inside the nodes it takes little longer than a copy for each target node, and sends equal blocks"
+        " whatever the routing",
     ),
     "hierarchical": ("a token's experts share nodes, and not all nodes hold one",) * 2,
 }

@@ -1,7 +1,7 @@
 """Chooses hot experts from counts of rows: for a microbatch by bytes, for a step by time.
 
-Both searches are greedy: lend the most chosen expert of the fullest rank, as long as ranks are out of balance. What is
-lent is the beginning of that sequence that is best. The runtime lends by them, and `schedc check` prices records.
+Both searches are greedy: lend the most chosen expert of the fullest rank, as long as ranks are out of balance. The best
+beginning of the sequence is lent. The runtime lends by them, and `schedc check` prices records.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class HotRule:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An expert that is lent after those before it. leaving: its rows that other ranks keep. before, after: rows of the
+    """An expert that is lent after earlier candidates. leaving: rows that other ranks keep. before, after: rows of the
     fullest rank without and with it."""
 
     expert: int

@@ -1,6 +1,6 @@
 """The keys of costs, one row each: what options, cost files and claims may name.
 
-A new key is a row here and a row of docs/guide/costs.md. From ``enters`` follows what it counts in: every time of a
+A new key is a row here and a row of docs/guide/costs.md. ``enters`` says where the key counts: every time of a
 cell reads a key that enters ops (`schedc.step.durations`). Whoever computes with another new key reads it by its name.
 """
 

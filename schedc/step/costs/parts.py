@@ -35,7 +35,7 @@ _NOTHING = PartCost()
 class PartCosts:
     """Times of the parts of a model, in one unit. A part that is left out takes none.
 
-    mtp: a multi-token prediction with its layer and its head. op: what every op takes, whatever its stage holds.
+    mtp: a multi-token prediction with its layer and its head. op: time of every op, whatever the stage holds.
     recomputed: (part, level, time) that a backward recomputes for; a level that is left out takes its share by FLOPs.
     """
 

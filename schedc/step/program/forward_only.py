@@ -18,8 +18,8 @@ def forward_only(training: Program | Schedule, costs: Costs | None = None) -> Pr
     """The program that runs every forward of ``training`` and hands its outputs on; no REDUCE, no backward.
 
     A pair becomes its forward. The program cannot deadlock if the training order does not. A forward waits only for
-    forwards, so an order in which all ops come after what they wait for stays one when cut down to the forwards. The
-    messages keep their communicators: a program for one communicator also runs on several.
+    forwards: a legal order stays legal when cut down to the forwards. The messages keep their communicators: a program
+    for one communicator also runs on several.
     """
     schedule = training if isinstance(training, Schedule) else computation(training)[0]
     rows = np.flatnonzero(schedule.kind == OpKind.F)

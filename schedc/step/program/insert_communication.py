@@ -1,7 +1,7 @@
 """Schedule -> Program: sends, receives and waits around the compute cells, from one global order of messages.
 
 The order. The schedule is simulated under the given costs, and its cells are sorted by (end, level, rank). A cell
-ends no earlier, and has a higher level, than every cell it waits for, so this is a linear extension of the
+ends no earlier, and has a higher level, than every cell it waits for. So this is a linear extension of the
 dependencies, also where costs are zero. Messages are numbered in the order of the cells that produce them (of an
 overlapped pair: the activation first). Every rank posts its sends and receives in the order of these numbers:
 
@@ -17,8 +17,8 @@ overlapped pair: the activation first). Every rank posts its sends and receives 
 Why it cannot deadlock, even if sends rendezvous and every rank's communication completes in the order of posting.
 Let a post need a message if the rank waits for it before the post. Every need of the post of m has a number below m:
 
-  * Before the post stand only own cells at or before the producer of m in the global order. What those consume was
-    produced earlier in that order, so its number is lower: this covers waits for receives.
+  * Before the post stand only own cells at or before the producer of m in the global order. Their inputs were produced
+    earlier in that order, with lower numbers: this covers waits for receives.
   * A wait for a send m' stands before an own cell c after the consumer of m'. If the post of m comes later, c comes
     before it, hence producer(m') < consumer(m') < c <= producer(m), and m' < m.
 
@@ -72,7 +72,7 @@ def insert_communication(
 
     ``costs`` (default: unit costs) decide the order of messages between independent cells, where receives are posted,
     and the communicators; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage
-    whose two copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the
+    whose two copies live on two ranks. Tied weights get one for each exchange. ``dependencies`` are those of the
     schedule, and ``times`` those of its cells under ``costs``, where they are at hand. Under costs with a table of
     cells, give the times from inside.
 
@@ -124,8 +124,8 @@ def _messages(cells: Dependencies, by_end: Int32) -> tuple[Messages, Int32]:
 class _Marks:
     """Marks put between cells. mark: [marks] rank by rank in order; gap: [marks] of each of these the gap it is in.
 
-    Gaps are numbered over all ranks: rank r with n cells has n + 1, the last one at the end of its stream. That
-    before a cell has its number plus its rank.
+    Gaps are numbered over all ranks: rank r with n cells has n + 1, the last one at the end of its stream. The gap
+    before a cell has the cell's number plus its rank.
     """
 
     mark: Int32

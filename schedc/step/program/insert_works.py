@@ -37,7 +37,7 @@ def insert_works(
     costs: Costs | None = None,
     duration: Floats | None = None,
 ) -> Program:
-    """The program with these works; all its instructions keep their order.
+    """The program with more works; all other instructions keep their order.
 
     dependencies: those of the schedule that the program was made from. Works add no wait between ranks, so a program
     that runs to its end still does. Works that the program has already stay where they are.
@@ -149,7 +149,7 @@ def _others(rows: int, slot: Int64) -> Int64:
 
 @dataclass(frozen=True, eq=False)
 class _Inserted:
-    """The columns of a program with works, each made when it is read. slot: [events] the rows that they get."""
+    """The columns of a program with works, each made when it is read. slot: [events] rows of the events."""
 
     program: Program
     dependencies: Dependencies

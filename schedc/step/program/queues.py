@@ -243,7 +243,7 @@ def queued_messages(
 ) -> ChosenCommunicators | None:
     """The communicators of a program, chosen again; of ``posted``, its messages as a file posts them, if there are any.
 
-    None where messages take no time, and their order follows the times of cells: they never wait in one queue.
+    None where messages take no time, and their order follows the times of cells: no message waits for another.
 
     costs: as of `QueuedProgram.of`, by which the program was ordered; so are time [works] of ``program`` and duration
     [cells]. A ``program`` whose communicators nobody has read yet then has these, or none where one is enough.

@@ -1,4 +1,4 @@
-"""The loops that choose offloads, which numba compiles where it is worth it; `place_offload` calls them.
+"""The loops that choose offloads, for `place_offload`. Where compilation pays, numba compiles the loops.
 
 They are plain functions of arrays, and walk the ranks ``low`` to ``high``, without ``high``. A stay moves where
 0 <= left < back. Shared arguments: rank_start: [P + 1] first cell of each rank. first: [P + 1] first stay of each rank.
@@ -16,7 +16,7 @@ def choose_moves_loop(
     low: int, high: int, held: Any, room: Any, rank_start: Any, first: Any, made: Any, used: Any, bytes: Any,
     present: Any, left: Any,
 ) -> None:  # fmt: skip
-    """Fills ``left`` of the stays that leave, and lowers ``held``. The one whose use comes last leaves first.
+    """Fills ``left`` of the stays that leave, and lowers ``held``. The stay with the last use leaves first.
 
     present: [cells] work space, for the stay on the device that each cell uses; -1 for none.
     """
@@ -24,7 +24,7 @@ def choose_moves_loop(
         stay, last, moved, away = first[own], -1, 0, 0.0
         present[rank_start[own] : rank_start[own + 1]] = -1
         for cell in range(rank_start[own], rank_start[own + 1]):
-            if present[cell] <= -2:  # it comes back for this cell
+            if present[cell] <= -2:  # a stay comes back for this cell
                 moved -= 1
                 away = away - bytes[-2 - present[cell]] if moved else 0.0
             while stay < first[own + 1] and made[stay] < cell:
@@ -82,8 +82,8 @@ def least_step(
     """The least that the step can take with these moves, or 0 where no cell starts later than without them.
 
     start: [cells] in the step without moves, which no cell precedes. tail: [cells] the least time from the end of a
-    cell to that of the step. Arithmetic and order are those of `schedc.step.work_runs.run_with_works`, so that
-    a step of which this says 0 for all ranks has the times of the one without moves.
+    cell to that of the step. Arithmetic and order equal `schedc.step.work_runs.run_with_works`: if all ranks give 0,
+    the step has the times of a step without moves.
 
     Work space: comes: [cells] the first fetch that starts in front of the cell, follows: [stays] the next one there; -1
     for none. gone, came: [cells] when the offloads and the fetch that are joined there end.

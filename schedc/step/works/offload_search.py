@@ -20,7 +20,7 @@ from schedc.step.works import offload_loops as loops
 from schedc.step.works.place_offload import LaneSpeeds, MoveChoice, OffloadMoves, Stays, compiled
 
 _ROUNDING = 1e-12
-"""A rank has room for what exceeds it by this part of it."""
+"""The part by which memory may exceed the room of a rank."""
 
 _MORE = 8
 """How many times the ranks before a turn chooses for, beside one."""

@@ -23,15 +23,15 @@ from schedc.step.placed_works import PlacedWorks
 from schedc.step.works import offload_loops as loops
 
 _PYTHON_CELL = 5e-6
-"""Seconds that the interpreted loops take for a cell, roughly: what decides whether to load the compiled ones."""
+"""Seconds that the interpreted loops take for a cell, roughly: decides whether to load compiled loops."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stays:
-    """Activations between two cells of their rank that use them, in the order of the cells that made them.
+    """Activations between two uses on their rank, in the order of the cells that made them.
 
-    made, used: [stays] the cell behind which they may leave, and the one that reads them next. stage, microbatch:
-    [stays]. bytes: [stays] memory that would move. No two are used by one cell.
+    made, used: [stays] the cell behind which an activation may leave, and the next cell that reads it. bytes: [stays]
+    memory that would move. stage, microbatch: [stays]. No two are used by one cell.
     """
 
     made: Int32
@@ -89,7 +89,7 @@ class OffloadMoves:
 
 
 def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats) -> Stays:
-    """What the ranks hold of each microbatch between its forward and what reads it next.
+    """The memory of each microbatch on its ranks between a forward and the next cell that reads it.
 
     held: [stages] memory held from a forward to its backward; until_recomputed: [stages] from a forward to its R.
     Between an R and its backward nothing moves.
@@ -118,9 +118,9 @@ def choose_moves(
     """What leaves so that cells hold no more than ``room``; lowers ``held``, [cells] the most memory inside each.
 
     Each leaves in front of the first cell that lacks room, and is back in front of its use. A cell where nothing can
-    leave stays above: the caller sees it in ``held``. Then offloads join later and fetches start earlier, as long as
-    their lanes need in a step without waits, and as far as ``most`` has room. A move that this makes needless is
-    left out. rank_start: [P + 1] first cell of each rank. room, most: [P] memory.
+    leave stays above: the caller sees it in ``held``. Then offloads join later and fetches start earlier, by the time
+    that lanes need in a step without waits, if ``most`` has room. A move that this makes needless is left out.
+    rank_start: [P + 1] first cell of each rank. room, most: [P] memory.
     """
     choice = MoveChoice.of(rank_start, stays, held, room, most, speeds)
     choice.choose(0, room.size)
@@ -179,7 +179,7 @@ class MoveChoice:
 
 
 def compiled(cells: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes of a loop over so many cells the function to call: the compiled one where that is worth it."""
+    """The decorator of a loop over so many cells: compiles the loop where that saves time."""
     return kernels(cells * _PYTHON_CELL) or (lambda function: function)
 
 

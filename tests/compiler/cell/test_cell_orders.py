@@ -258,7 +258,7 @@ def test_an_order_by_hand_takes_halves_of_other_layers() -> None:
     ("compute", "communication", "message", "help"),
     [
         (("F.mlp", "F.attention"), (), "deadlocks", "after what it needs"),
-        (("F.attenton",), (), "`F.attenton`: no such role in this lane", "did you mean `attention`?"),
+        (("F.attenton",), (), "`F.attenton`: the lane has no such role", "did you mean `attention`?"),
         (("F.mlp", "F.experts"), (), "`F.experts` appears twice in one lane", "once"),
         (("F.mlp.W",), (), "`F.mlp.W` is no part of a cell", "B.experts.W"),
         ((), ("B.dispatch.W",), "`B.dispatch.W` is no part of a cell", "B.role.I"),
