@@ -30,7 +30,7 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
 
     source: the name of a library schedule (``"dualpipev"``), the path of a ``.sched`` file, a torch schedule CSV or a
         text form, or a `schedc.load.library.Text`. ``"file.sched:name"`` is one of several schedules, or a plan.
-    costs: times that order the messages; for a plan, those of one layer. The order of compute depends on them only
+    costs: times that order the messages; for a plan, the times of one layer. The order of compute depends on them only
         where the file says `policy`. Default: unit costs.
     sizes: values of the schedule's size parameters (``P=4, M=16``); the others take their defaults.
 

@@ -48,7 +48,7 @@ def open_family(argument: Given) -> ScheduleTree:
         return open_schedule(argument)
     argument = named(argument)
     place = argument.source.place if isinstance(argument, Text) else argument
-    message = f"{place} is the order of one size: nothing follows from it about others"
+    message = f"{place} is the order of one size: nothing follows for other sizes"
     help = "give a .sched file or the name of a library schedule"
     raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
 
@@ -58,7 +58,7 @@ def plan_at(argument: Given) -> str:
     tree = None if is_order(argument) else open_named(argument)
     if not isinstance(tree, AppliedPlan):
         return ""
-    return f"{tree.name} is a plan: what follows is said of its schedule `{tree.schedule.name}`, without its layers"
+    return f"{tree.name} is a plan: what follows is about schedule `{tree.schedule.name}`, without layers"
 
 
 def open_order(argument: Given) -> Order:

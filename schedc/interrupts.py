@@ -1,4 +1,4 @@
-"""Signals among several processes: Ctrl-C is for the one that the user started, and the others end when that ends."""
+"""Signals among several processes: Ctrl-C is for the process that the user started; all others end with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let this process be killed when its parent ends, however that ends. parent: its process id, from before the fork.
+    """Let this process be killed at the end of its parent, in any case. parent: its process id, from before the fork.
 
     On Linux the kernel sends SIGKILL, also after an exec. Elsewhere a thread looks for the parent.
     """

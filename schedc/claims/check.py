@@ -51,10 +51,10 @@ class Counterexample:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The decision about one ``expect``, at one size.
+    """The decision about an ``expect`` at a size.
 
     status:
-        ``proved``: it holds for all costs of ``domain`` that satisfy its condition.
+        ``proved``: the claim holds for all costs of ``domain`` that satisfy its condition.
         ``refuted``: it fails at ``counterexample``.
         ``vacuous``: no costs of ``domain`` satisfy its condition.
         ``order``: proved for the order that a `policy` chose at the given costs; others may choose others.
@@ -176,7 +176,7 @@ def _of_one_order(result: ClaimResult, user: _AtUserCosts) -> ClaimResult:
 
 @dataclass(frozen=True)
 class _AtUserCosts:
-    """The given costs. applies: whether a claim covers them. aside: why not. fails: they and the rank, if it fails."""
+    """The given costs. applies: whether a claim covers them. aside: why not. fails: costs and rank of a failure."""
 
     applies: bool
     aside: str = ""
@@ -195,7 +195,7 @@ def _at_user_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], ver
     return _AtUserCosts(True, fails=None if proved else trials.failing(claim, (vector,)))
 
 
-# Decided claims, and those that were tried.
+# Decided claims, and tried claims.
 
 
 def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserCosts) -> ClaimResult:
@@ -205,7 +205,7 @@ def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserC
         return _refuted(result, claim, trials, failed, verdict.space)
     if verdict.status == "vacuous":
         sizes = not mentioned(claim.condition) & COSTLY
-        why = "its condition does not hold at this size" if sizes else "no costs satisfy its condition at this size"
+        why = "the condition does not hold at this size" if sizes else "no costs satisfy the condition at this size"
         return replace(result, status="vacuous", why=why)
     return result
 
@@ -254,7 +254,7 @@ def _costs(space: Space, vector: Vector) -> Costs:
 def _refuted(
     result: ClaimResult, claim: tree.Claim, trials: Trials, failed: tuple[Costs, int], space: Space
 ) -> ClaimResult:
-    """The result with costs and rank at which the claim fails. Shown are the free costs, and those that it names."""
+    """The result with costs and rank at which the claim fails. Shown are the free costs, and costs in the claim."""
     costs, rank = failed
     names = _names(claim)
     shown = {*space.symbols, *names} if names & COSTLY else set()

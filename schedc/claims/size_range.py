@@ -60,7 +60,7 @@ def _parse(source: Source) -> tuple[t.Expr, ...]:
         (parsed,) = parse(Source(source.name, _BEFORE + source.text + _AFTER)).schedules
     except DiagnosticError as error:
         raise DiagnosticError([_moved(d, source) for d in error.diagnostics]) from None
-    except ValueError:  # more than one schedule: the text closes the one around it
+    except ValueError:  # more than one schedule: the text closes the enclosing schedule
         raise _fault("S511", "not a range of sizes", _whole(source), source) from None
     extra = (parsed.lets, parsed.functions, parsed.places, parsed.ranks, parsed.claims, parsed.parameters)
     if any(extra) or not parsed.requires:

@@ -81,7 +81,7 @@ def sweep(
     """Check a schedule at all of ``sizes``. progress: called with the number of sizes just done.
 
     pricer: judges the orders of a `policy`, where the costs have a table of cells.
-    processes: by default one per core that this process may use. One process, or few sizes, starts no other.
+    processes: by default one per usable core. One process, or few sizes, starts no other.
     """
     outcomes = []
     with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)), pricer)) as batches:

@@ -176,7 +176,7 @@ def scalars(costs: Costs) -> Costs:
     if not costs.uniform:
         return scalars(Costs())  # for claims that no cost matters to
     values: dict[str, Any] = {}
-    for symbol in COST_SYMBOLS:  # keys come behind those whose sum they default to
+    for symbol in COST_SYMBOLS:  # a key comes behind the keys of its default sum
         value = getattr(costs, symbol)
         value = value[0] if isinstance(value, tuple) else value
         values[symbol] = BY_NAME[symbol].summed(values) if value is None else value

@@ -127,7 +127,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
 def main(ctx: click.Context) -> None:
     """Compile pipeline-parallel training schedules.
 
-    SCHEDULE is the name of a library schedule (`schedc list`), the path of a .sched file or of an order (torch's
+    SCHEDULE is the name of a library schedule (`schedc list`), a .sched file, an order (torch's
     schedule CSV, or our text form), or - for standard input. FILE.sched:NAME chooses one of several.
     """
     from schedc.cli.defaults import defaults_for

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     required=True,
     help="; ".join(f"{name}: {row.purpose}" for name, row in TARGETS.items()) + ".",
 )
-@click.option("--layout", help="With --to megatron: which stage holds which layers, as 'Et*3|(tt|)*29,m|L'.")
+@click.option("--layout", help="With --to megatron: the layers of each stage, as 'Et*3|(tt|)*29,m|L'.")
 @replicas_argument
 @output_argument
 def export_command(
@@ -54,7 +54,7 @@ def export_command(
     replicas: int | None,
     output: Path | None,
 ) -> None:
-    """Write SCHEDULE in another format. A target refuses what it cannot express, and names the nearest that it can."""
+    """Write SCHEDULE in another format. A target refuses what it cannot express, and names the nearest alternative."""
     from schedc.compiler import price
     from schedc.inputs import open_input
     from schedc.interchange.refusals import no_segments, no_works

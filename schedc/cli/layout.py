@@ -150,7 +150,7 @@ def layout_command(**options: Any) -> None:
     By hand, by number, padded, or balanced by costs.
 
     LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without LAYOUT, --layers and its options
-    make one. With --schedule, the makespan is compared with that of layers laid out by number.
+    make a layout. With --schedule, the makespan is compared with that of layers laid out by number.
     """
     from schedc.ir.placement import linear
     from schedc.plan.layout import parse_layout

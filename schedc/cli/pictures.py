@@ -1,4 +1,4 @@
-"""Formats of drawings: the one that -o and --format ask for, its requirements, and converting an SVG into it."""
+"""Formats of drawings: choice by -o and --format, requirements, and conversion of an SVG."""
 
 from __future__ import annotations
 

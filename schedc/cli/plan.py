@@ -175,7 +175,7 @@ def compare_plans_command(first: Path, second: Path, output: Path | None, force:
 @click.option(
     "--require", multiple=True, metavar="CONDITION", help="Search only plans that meet it: 'pp >= 4 and ep <= 64'."
 )
-@click.option("--exclude", multiple=True, metavar="CONDITION", help="Search no plan that meets it.")
+@click.option("--exclude", multiple=True, metavar="CONDITION", help="Search no plan that meets the condition.")
 @click.option(
     "--restrict",
     multiple=True,

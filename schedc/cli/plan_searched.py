@@ -71,7 +71,7 @@ def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json
 def _search(
     request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace, record: RecordedRows | None
 ) -> None:
-    """`searched`, once the request is read: what it imports takes longer than reading it."""
+    """`searched`, once the request is read: imports here take longer than the reading."""
     from schedc.planner.answers.drawn_plans import DrawsAsked, compare_plans
     from schedc.planner.answers.slow_devices import SlowDevices
     from schedc.report.chances import add_chances
@@ -150,8 +150,8 @@ def about_files() -> Iterator[None]:
 def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     """What is planned, with the constants of a fit if there is one.
 
-    Raises `DiagnosticError`: S708 for a precision that the cluster has no peak for, S726 for a fit without it, S715 for
-    a skew of a model without experts.
+    Raises `DiagnosticError`: S708 for a precision without a peak, S726 for a fit without the precision, S715 for a skew
+    of a model without experts.
     """
     from schedc.planner.fit.plan_constants import constants_for
     from schedc.planner.presets.library import open_cluster, open_model
@@ -290,7 +290,7 @@ def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
 def also_found(
     request: SearchRequest, space: PlanSpace, problem: PlanProblem, options: SearchOptions, progress: SearchProgress
 ) -> dict[str, FoundPlan]:
-    """By the axes of each `--also`: the best plan that has them.
+    """By the axes of each `--also`: the best plan with these axes.
 
     Raises `RequestError`: S711 for other axes, S712 where no plan of the space has them, S714 where none fits.
     """
@@ -307,7 +307,7 @@ def also_found(
 
 
 def conditions_of(texts: tuple[str, ...], offered: OfferedSchedules, by: str = "--require") -> list[PlanCondition]:
-    """The conditions of an option. Schedules are read where one names them."""
+    """The conditions of an option. Schedules are read where a condition names them."""
     if not texts:
         return []
     from schedc.planner.space.conditions import read_condition

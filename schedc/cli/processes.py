@@ -20,11 +20,11 @@ _GRACE = 1.5
 """Seconds that the runtime has to end its own processes."""
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""What torch reads when it is loaded. A rank looks for a failed peer every half second: torch would log each look."""
+"""Variables for torch's import. A rank looks for a failed peer every half second: torch would log each look."""
 
 
 class Handed(NamedTuple):
-    """Files for the runtime. options: those of its command line. descriptors: of files that its processes inherit."""
+    """Files for the runtime. options: those of its command line. descriptors: of files that processes inherit."""
 
     options: list[str]
     descriptors: list[int]

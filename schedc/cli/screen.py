@@ -1,4 +1,4 @@
-"""The abilities of a terminal, file or pipe that text goes to: its width and its number of colours."""
+"""The abilities of a terminal, file or pipe that text goes to: width and number of colours."""
 
 from __future__ import annotations
 

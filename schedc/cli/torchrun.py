@@ -20,7 +20,7 @@ def torchrun_command(arguments: tuple[str, ...]) -> None:
 
     Ranks are forked from a process that has loaded torch. Needs schedc[runtime].
 
-    ARGUMENTS are those of torchrun, which `torchrun --help` lists. Ranks that are started again need not import torch.
+    ARGUMENTS go to torchrun; `torchrun --help` lists them. Ranks that are started again need not import torch.
     """
     need_runtime("starting ranks")
     sys.stdout.flush()

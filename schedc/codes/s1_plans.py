@@ -52,8 +52,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "a recomputation that cannot be read, or of nothing",
         "A line is `recompute`, then `all`, `chunk 0`, `stage 3` or `stage [0, 3]`, then a level (none, norm, act, "
         "light, medium, full, layer). `adaptive(s)` with `by rank` or `by group`, or `in bubbles`, may follow. The "
-        "schedule must have these chunks and stages at its sizes. A line for a stage overrides one for its chunk, "
-        "which overrides one for all. Two lines for the same stages contradict each other. A stage for which the "
+        "schedule must have these chunks and stages at its sizes. A line for a stage overrides a line for its chunk, "
+        "and this a line for all. Two lines for the same stages contradict each other. A stage for which the "
         "schedule has Rs cannot recompute `none`.",
         wrong="recompute chunk 1 light",
         right="recompute chunk 0 light",
@@ -70,8 +70,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
     _code(
         "S151",
         "more hot experts than slots",
-        "A rank keeps one slot for a hot expert beside each expert of its own, so the number of hot experts is at "
-        "most the number of its experts. With 64 experts on 8 ranks, a rank has 8 slots.",
+        "A rank keeps one slot for a hot expert beside each of its own experts. So there are at most as many hot "
+        "experts as own experts. With 64 experts on 8 ranks, a rank has 8 slots.",
         wrong=f"{_MOE}   hot 9",
         right=f"{_MOE}   hot 8 until imbalance < 1.2",
     ),
@@ -86,7 +86,7 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
     ),
     _code(
         "S153",
-        "slices that cannot be, or that change results",
+        "impossible slices, or slices that change results",
         "`slices 2` runs a microbatch as 2 slices of its rows in each cell, of all stages; with `chunk 0`, `stage 3` "
         "or `stage [0, 3]`, of these. A microbatch has from 1 to 64 slices. The schedule must have these chunks and "
         "stages. Two lines for the same stages contradict each other, and `slices auto` stands alone. A `capacity` "
@@ -101,8 +101,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "A line is `offload`, then `all`, `chunk 0`, `stage 3` or `stage [0, 3]`, perhaps with `keep 2`: the two "
         "newest microbatches stay on the device. With `offload auto` as few leave as the `memory` asks for. The plan "
         "says how much host memory a rank has, and how fast its lanes are: `host 200 GB at 50 GB/s`. Activations "
-        "leave between their forward and their backward: where the one follows the other at once, there is no place "
-        "for it. The rank may not have more on the host than the plan says.",
+        "leave between forward and backward: where these follow each other at once, there is no place for it. The "
+        "rank may not have more on the host than the plan says.",
         wrong="offload all",
         right="host 200 GB at 50 GB/s   offload all",
     ),
@@ -121,10 +121,10 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
     ),
     _code(
         "S157",
-        "a batch that is not its microbatches",
+        "a batch that contradicts the microbatches",
         "`batch 4608 x 8192 by 1` is a step of 4608 sequences with 8192 tokens, one in a microbatch. It has as many "
         "sequences as the schedule's microbatches x `by` x the dp of `parallel`. The `tokens` of a microbatch on a "
-        "rank are by x 8192, over the tp and cp ranks that share a sequence, and over the segments of the schedule.",
+        "rank are by x 8192, divided by the tp and cp ranks that share a sequence, and by segments.",
         wrong="parallel dp 4   batch 24 x 128",
         right="parallel dp 4   batch 16 x 128",
     ),

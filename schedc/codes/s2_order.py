@@ -41,7 +41,7 @@ S2: tuple[DiagnosticCode, ...] = (
     ),
     DiagnosticCode(
         "S204",
-        "an op runs before one whose result it takes",
+        "an op runs before an op that it needs",
         "On a rank, the backward of a microbatch comes after its forward, W after its I, and an R between forward and "
         "backward. If a rank holds two neighbouring stages, the forward of the later stage comes after that of the "
         "earlier stage, and the backwards in reverse. The two ops of a pair run at the same time, so neither may need "

@@ -63,7 +63,7 @@ S3: tuple[DiagnosticCode, ...] = (
         "S310",
         "a program deadlocks",
         "The program was simulated under the strictest rules that a transport may have. A message completes when both "
-        "ends have posted it, the messages of a rank complete in the order of its posts, and a rank blocks only at "
+        "ends have posted it. The messages of a rank complete in the order of its posts, and a rank blocks only at "
         "WAIT and REDUCE. Some ranks then deadlock. The notes show the shortest circle of instructions that wait. "
         + _PROGRAM,
     ),
@@ -166,9 +166,9 @@ S3: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S330",
         "the STARTs and JOINs of works do not match",
-        "A work runs on a lane beside compute: d2h to the host, h2d back, dp among replicas. Every work has one START "
-        "and, behind it, one JOIN. Both stand on a rank that holds the stage, and name the same stage and microbatch. "
-        "What concerns a whole stage names no microbatch. "
+        "A work runs on a lane beside compute: d2h to the host, h2d back, dp among replicas. Every work has one "
+        "START, and one JOIN behind. Both stand on a rank that holds the stage, and name the same stage and "
+        "microbatch. What concerns a whole stage names no microbatch. "
         "Works are numbered in the order of their STARTs. A fetch moves the bytes of its offload, a drop those of its "
         "gather, and a spread those of its scatter. " + _PROGRAM,
     ),
@@ -178,7 +178,7 @@ S3: tuple[DiagnosticCode, ...] = (
         "The activations of a microbatch on a stage are on the device from the forward on. An offload takes them to "
         "the host, and a fetch brings them back. No recomputation and no backward reads them in between, and no work "
         "moves what is not there. The parameters of a stage with gathers are whole from the JOIN of a gather to the "
-        "START of a drop, and every op of the stage stands in between. A gradient is scattered behind the last weight "
+        "START of a drop. Every op of the stage stands in between. A gradient is scattered behind the last weight "
         "gradient of its stage, then spread. " + _PROGRAM,
     ),
     DiagnosticCode(

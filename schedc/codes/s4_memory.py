@@ -81,7 +81,7 @@ S4: tuple[DiagnosticCode, ...] = (
     ),
     DiagnosticCode(
         "S411",
-        "times of parts that do not go with what they stand beside",
+        "times of parts beside other times, or without a plan",
         "The table [parts] of a cost file gives the times of the parts of a model: of an embedding, a layer, a head. "
         "F, I, W and B of a stage follow from the parts that a plan's layout puts into it. So nothing else may give "
         "them: neither [ops], nor `--cost`, nor the line `costs` of the plan. A schedule without a plan has no "

@@ -42,7 +42,7 @@ S5: tuple[DiagnosticCode, ...] = (
         "S503",
         "too few sizes to derive formulas from",
         "`schedc report` fits its formulas to a dozen or more legal sizes of 2 to 10 ranks, with up to about four "
-        "microbatches per rank, and verifies them at others. If the `require` lines of a schedule allow fewer sizes, "
+        "microbatches per rank. It verifies them at others. If the `require` lines of a schedule allow fewer sizes, "
         "it has figures (`schedc check`), but no formulas.",
     ),
     DiagnosticCode(

@@ -32,9 +32,9 @@ S6: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S604",
         "a message of a lowered schedule CSV does not fit the computation",
-        "Every value that one rank computes and another needs is sent once and received once. It is sent after the "
-        "op that computes it, and received before the op that needs it. An activation has 0SEND_F3 with 1RECV_F3, a "
-        "gradient 1SEND_B3 with 0RECV_B3. Stages on one rank hand over values without messages. Raised when a lowered "
+        "Every value that one rank computes and another needs is sent once and received once. The SEND follows the op "
+        "that computes the value, and the RECV precedes the op that needs it. An activation has 0SEND_F3, 1RECV_F3, a "
+        "gradient 1SEND_B3, 0RECV_B3. Stages on one rank hand over values without messages. Raised when a lowered "
         "file is read.",
     ),
     DiagnosticCode(
@@ -74,10 +74,10 @@ S6: tuple[DiagnosticCode, ...] = (
     ),
     DiagnosticCode(
         "S610",
-        "a trace is not one of this schedule",
+        "a trace of another schedule",
         "`schedc show --trace` draws a run above its prediction, cell by cell. The run must have had the same ranks, "
-        "the same ops and pairs on each, and the same order. The trace names its schedule and its sizes, which are "
-        "used unless -D gives others. A policy orders by the costs with which the program was compiled.",
+        "the same ops and pairs on each, and the same order. The trace names schedule and sizes. Sizes of -D "
+        "go first. A policy orders by the costs with which the program was compiled.",
     ),
     DiagnosticCode(
         "S611",

@@ -63,7 +63,7 @@ S7: tuple[DiagnosticCode, ...] = (
     ),
     _config(
         "S704",
-        "a model that computes what is not understood",
+        "a model with unknown computations",
         "Parameters, FLOPs and bytes are counted for the model types that the message lists. A key that none of them "
         "has may change what a step computes, such as linear attention or a state space. It is refused by its name, "
         "because a count without it would be wrong. Keys that change no count, such as token ids and the scaling of "
@@ -133,7 +133,7 @@ S7: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S715",
         "a skew of rows that a model cannot have",
-        "`--skew` says how many times the mean rows come to the fullest rank of an expert group, and `--routing` takes "
+        "`--skew` says how many times the mean rows come to the fullest rank of an expert group. `--routing` takes "
         "the file of a recorded routing. A model without experts sends no rows, and no spread of loads skews a group "
         "beyond its experts. Raised by `schedc plan`.",
     ),

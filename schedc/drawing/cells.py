@@ -151,8 +151,8 @@ def cells_of(
 def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Floats) -> Floats:
     """[cells] Part of a cell's width that shows its forward; 1 for single ops.
 
-    A pair has one time. Its halves are drawn in proportion to the times of the two ops where they run alone, on the
-    same stage if they do, else on any stage. Where no such op runs alone, F and I have 1 and B has 2.
+    A pair has one time. Its halves are in proportion to the times of both ops alone: on the same stage if ops run alone
+    there, else on any stage. Where no such op runs alone, F and I have 1 and B has 2.
     duration: [cells] time units.
     """
     alone = np.flatnonzero(second < 0)

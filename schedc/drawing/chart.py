@@ -26,7 +26,7 @@ from schedc.units import equations
 class Chart:
     """A schedule with its timeline, memory and classed idle time, under one set of costs or as a run measured them.
 
-    p2p: time. Latency of a message by the costs; 0 for a run. said: words that the title adds, such as ``measured``.
+    p2p: time. Latency of a message by the costs; 0 for a run. said: further words of the title, as ``measured``.
     origin: (name, value) of a further figure that says where the times are from. measured: whether the times are those
     of a run, in ms. works: what moves beside the compute; copies: copies of experts inside cells; None without any.
     note: what the drawing leaves out; "" for nothing.

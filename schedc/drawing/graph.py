@@ -52,7 +52,7 @@ def refuse_large(nodes: int, remedy: str, source: Source | None = None) -> None:
 
 
 def graph_text(words: str) -> str:
-    """A label of one line that shows the words as they are: without markup, escape sequences or entities."""
+    """A label of one line with the plain words: without markup, escape sequences or entities."""
     return str(escape(re.sub(r"&(?=#?\w+;)", "&amp;", plain_markup(words))))
 
 

@@ -20,7 +20,7 @@ from schedc.step.bubbles import EXPOSED, IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASS
 
 
 def page_data(charts: Sequence[Chart]) -> str:
-    """One JSON object, as `schedc.drawing.offline_page.page_json` writes it.
+    """A JSON object, written by `schedc.drawing.offline_page.page_json`.
 
     kinds: letter and name of each op kind, by its value. classes: names of `schedc.step.bubbles.RUN_CLASSES`,
     or of `WORK_CLASSES` where a chart has works.
@@ -57,7 +57,7 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
     gaps: a row per idle interval: ``rank``, ``cell``, ``wait``, ``length``, and its time in each class, ``part0`` ...
     path: ``cell``, the critical path.
     works: with works alone, see `schedc.drawing.html_works`.
-    ``chunk`` is by pipe and stage, ``totals`` by class and rank, ``used`` the op kinds that occur, ``classes`` the
+    ``chunk`` is by pipe and stage, ``totals`` by class and rank. ``used`` has the op kinds that occur, ``classes`` the
     classes that idle time can have here. Only these have a ``part``, and only their ``totals`` are shown.
     """
     schedule, cells, bubbles = chart.schedule, chart.cells, chart.bubbles
@@ -125,7 +125,7 @@ def _cell_columns(chart: Chart, start: Steps, middle: Steps, end: Steps) -> dict
 
 
 def _twin(chart: Chart, charts: Sequence[Chart]) -> int:
-    """The number of the chart that predicts the run of this one, or measured what this one predicts; else -1."""
+    """The number of the chart that predicts this chart's run, or has the run that this chart predicts; else -1."""
     twins = (i for i, c in enumerate(charts) if c.schedule is chart.schedule and c.measured != chart.measured)
     return next(twins, -1)
 

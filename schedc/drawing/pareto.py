@@ -170,7 +170,7 @@ def _limits(plot: ParetoPlot, x: _Scale, y: _Scale, top: float) -> Iterator[str]
 
 
 def _front(front: Sequence[PlanPoint], x: _Scale, y: _Scale, top: float) -> Iterator[str]:
-    """Stairs from the smallest plan to the fastest: everything above them is worse than one of their points."""
+    """Stairs from the smallest plan to the fastest: every point above is worse than a point on the stairs."""
     places = [_place(point, x, y, top) for point in sorted(front, key=lambda point: (point.bytes, -point.step_s))]
     path = f"M{number(places[0][0])} {number(places[0][1])}"
     path += "".join(f"H{number(across)}V{number(down)}" for across, down in places[1:])

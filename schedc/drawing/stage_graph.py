@@ -70,7 +70,7 @@ def _edges(shape: StageShape) -> Iterator[tuple[int, int]]:
 
 
 def _label(shape: StageShape, number: int, costs: CellCosts) -> Iterator[str]:
-    """The lines of a node's label: its name, its times, and its facts."""
+    """The lines of a node's label: name, times, and facts."""
     node, times = shape.nodes[number], costs.times(shape, number)
     yield node.name
     passes = ("forward", "backward") if node.exchange else ("F", "I", "W")

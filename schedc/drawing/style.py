@@ -88,7 +88,7 @@ _HATCH_OF_JOINS = (
 
 
 class StyleSheet(NamedTuple):
-    """Rules that some drawings add to those of all, and patterns that they fill with."""
+    """Rules and patterns that some drawings add to the common rules."""
 
     rules: str = ""
     patterns: str = ""

@@ -57,7 +57,7 @@ def picture(
     title: str | None = None,
     width: float | None = None,
 ) -> Picture:
-    """The drawing: a lane per rank with its cells at their times, below it its works and copies, and its memory.
+    """The drawing: a lane per rank with cells at their times; works, copies and memory below.
 
     The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are strips
     without numerals. Above `layout.LANES` ranks, or where strips are too large, edges are rounded more and lanes left

@@ -148,9 +148,7 @@ class _Faults:
         for row in np.flatnonzero(beyond)[first].tolist():
             name = FACTS[self.items[int(item[row])].kind].name
             message = f"{name} {microbatch[row] + 1} of chunk {chunk[row]}, which has {count[row]} microbatches"
-            self._add(
-                "S118", int(rank[row]), int(item[row]), message, "count what the phases before it do at these sizes"
-            )
+            self._add("S118", int(rank[row]), int(item[row]), message, "count the ops of earlier phases at these sizes")
 
     def _add(self, code: str, rank: int, item: int, message: str, help: str) -> None:
         if (code, item) not in self.findings:

@@ -131,7 +131,7 @@ def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
         yield (
             f"more than {MAX_CHOICES} choices of one policy",
             policy.span,
-            "keep those that some costs make the fastest",
+            "keep choices that are the fastest under some costs",
         )
     if policy.aim is not None and policy.aim.id not in AIMS:
         yield f"a policy by `{policy.aim.id}`", policy.aim.span, f"write by {' or by '.join(AIMS)}"

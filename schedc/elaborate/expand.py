@@ -26,7 +26,7 @@ MAX_OPS = 20_000_000
 """Most ops of a schedule, over all ranks; also most iterations of one loop."""
 
 MAX_FINDINGS = 10
-"""Most findings of one kind that are reported."""
+"""Most reported findings of a kind."""
 
 _CHUNK_SHIFT, _MICROBATCH_SHIFT = 20, 36
 _ITEM_MASK = (1 << _CHUNK_SHIFT) - 1

@@ -133,7 +133,7 @@ class _Checker:
             self.one_of("S103", "size with the role `segments`", spans, tree.span)
 
     def define(self, name: str, kind: str, span: Span, names: _Names, arity: int = 0, reserved: bool = False) -> None:
-        """Give ``name`` a meaning. Report (S102) a name that already has one.
+        """Give ``name`` a meaning. Report (S102) a name that already has a meaning.
 
         reserved: whether cost symbols and metrics are refused, too.
         """
@@ -201,7 +201,7 @@ class _Checker:
     # ---- statements
 
     def body(self, statements: Iterable[t.Statement], names: _Names) -> None:
-        """Check a block. Names that it defines end with it."""
+        """Check a block. Names of the block end with it."""
         names = dict(names)
         for statement in statements:
             match statement:

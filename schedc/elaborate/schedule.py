@@ -74,7 +74,7 @@ def _fastest(
     pricer: Pricer | None,
 ) -> Schedule:
     """The fastest order of the choices of a policy, or the computed order of a text. first: choice 0."""
-    # Few schedules leave their order open; the others start faster without what orders them.
+    # Few schedules leave their order open; all others start faster without these imports.
     from schedc.elaborate.fastest import place_computed, refuse_too_many
 
     orders = [first]

@@ -1,4 +1,4 @@
-"""Treats segments of a sequence as microbatches of their own, and checks that each runs after those that it needs."""
+"""Treats segments of a sequence as microbatches of their own, and checks that each runs behind all needed segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def out_of_order(schedule: Schedule, parts: int) -> list[Diagnostic]:
     """A finding (S125) for every op of the text that runs before another segment of its microbatch that it needs.
 
     On each stage, the forward of a segment reads the keys and values of the segments before it. Its backward needs
-    the gradients that the later segments add to them (Seq1F1B, arXiv 2406.03488). All these ops are on one rank.
+    the gradients that the later segments add to them (Seq1F1B, arXiv 2406.03488). Each stage is on one rank.
     """
     if parts == 1:
         return []
@@ -46,6 +46,6 @@ def out_of_order(schedule: Schedule, parts: int) -> list[Diagnostic]:
             message = f"the {name} of segment {segment} of microbatch {microbatch} on stage {schedule.stage[row]} runs "
             label = Label(schedule.spans[schedule.span[row]])
             help = "forwards take the segments of a microbatch from first to last, backwards from last to first"
-            message += f"before that of segment {segment - step}, which it needs"
+            message += f"before the needed {name} of segment {segment - step}"
             findings.append(Diagnostic("S125", message, label, help=help, source=schedule.source))
     return findings

@@ -20,14 +20,14 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "segments": (1, 64),
     "count": (0, MAX_VALUE),
 }
-"""By role of a size: its least and its largest value."""
+"""By role of a size: the least and the largest value."""
 
 _TRIES = 256
 """Values of one size, on each side of the one that fails, among which a hint is sought."""
 
 
 def parameter_of_role(tree: Input, wanted: str) -> t.SizeParameter:
-    """The parameter with a role. `check` guarantees that there is one for ranks and one for microbatches."""
+    """The parameter with a role. `check` guarantees a parameter for ranks, and a parameter for microbatches."""
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
 
 
@@ -106,7 +106,7 @@ def unmet_requirement(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[s
 
 
 def lets_and_requires(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
-    """The `let`s and `require`s of the schedule in the order of the text: each may use the ones above it."""
+    """The `let`s and `require`s of the schedule in the order of the text: each may use all earlier lines."""
     items: list[t.Let | t.Require] = [*tree.lets, *tree.requires]
     return sorted(items, key=lambda item: item.span)
 

@@ -51,7 +51,7 @@ def in_order(pair: t.PairItem) -> tuple[t.OpItem, t.OpItem]:
 
 
 def bound_in(blocks: Iterable[t.RankBlock]) -> set[str]:
-    """Every name that a rank block defines: its variable, its `let`s and its loop variables."""
+    """Every name that a rank block defines: the variable, `let`s and loop variables."""
 
     def names(statements: Iterable[t.Statement]) -> set[str]:
         bound: set[str] = set()

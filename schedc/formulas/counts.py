@@ -54,7 +54,7 @@ SPLITS: tuple[tuple[RankPart, ...], ...] = (
 class CountPiece:
     """The count on the ranks of ``part`` at sizes of ``region``. part: None for a count of the whole schedule.
 
-    forms: one, or two that ``combine`` (min, max) joins. tested: number of held-out values that the piece gives.
+    forms: a form, or two forms that ``combine`` (min, max) joins. tested: number of held-out values that hold.
     """
 
     part: RankPart | None

@@ -198,7 +198,7 @@ def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: 
 
 
 def _independent(monomials: list[Monomial], table: Table) -> tuple[list[Monomial], Floats]:
-    """(monomials, [n, monomials] values): those that no combination of earlier ones equals at these rows."""
+    """(monomials, [n, monomials] values) that no combination of earlier monomials equals at these rows."""
     kept: list[Monomial] = []
     columns: list[Floats] = []
     basis: list[Floats] = []

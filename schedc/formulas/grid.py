@@ -1,4 +1,4 @@
-"""The sizes of a derivation: those that formulas are fitted to, and larger ones that only decide them."""
+"""The sizes of a derivation: sizes for the fits of formulas, and larger sizes that only decide formulas."""
 
 from __future__ import annotations
 

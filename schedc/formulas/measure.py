@@ -28,7 +28,7 @@ def times_at(cells: Dependencies, space: Space) -> LinearTimes | None:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredTimes:
-    """One time at one size, in all its linear pieces. epigraph: that of the time over the costs of ``space``."""
+    """A time at a size, in all linear pieces. epigraph: that of the time over the costs of ``space``."""
 
     space: Space
     epigraph: Epigraph

@@ -52,7 +52,7 @@ class FailedPiece:
 
 @dataclass(frozen=True)
 class Untried:
-    """A fitted formula that no size above those of its fit confirms.
+    """A fitted formula that no size above the fit's sizes confirms.
 
     names: parameters that no confirming size has larger than the fit. most: the largest value of each in the fit.
     """

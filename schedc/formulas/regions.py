@@ -22,7 +22,7 @@ class SizeRegion:
     holds: Callable[[Int64, Int64], Bools]
 
     def of(self, table: Mapping[str, Int64], names: Sequence[str]) -> Bools:
-        """[n] whether each row of the table is in the region. names: those of ranks and microbatches, and others."""
+        """[n] whether each row of the table is in the region. names: of ranks and microbatches, and others."""
         return np.asarray(self.holds(table[names[0]], table[names[1]]), bool)
 
     def bounds(self, ranks: int) -> bool:

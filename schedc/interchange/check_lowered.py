@@ -75,7 +75,7 @@ def _times(values: LoweredValues) -> list[Diagnostic]:
     for slot in needed[sent < produced][:SHOWN].tolist():
         row = int(values.sent[slot])
         other = (int(values.produced[slot]), "it is computed here")
-        findings.append(cells.finding("S604", row, f"{cells.text(row)} comes before what it sends", other=other))
+        findings.append(cells.finding("S604", row, f"{cells.text(row)} comes before its op", other=other))
     received, consumed = values.received[needed], values.consumed[needed]
     for slot in needed[received > consumed][:SHOWN].tolist():
         row = int(values.consumed[slot])

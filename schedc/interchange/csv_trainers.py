@@ -2,7 +2,7 @@
 
 Both place the stages by the *name* of one of torch's schedules, and then load the order from the CSV at compute level
 (torchtitan: distributed/pipeline_parallel.py; NeMo AutoModel: components/distributed/pipelining/functional.py). The
-name must be one whose placement is that of the order.
+named schedule must have the placement of the order.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _heading(schedule: Schedule, trainer: Trainer, use: str) -> list[str]:
     return [
         f"# {_one_line(schedule.name)}: {equations(schedule.sizes)}",
         f"# For {trainer.name} {trainer.version}: {use}",
-        "# The schedule named here places the stages. Their order is that of the CSV, which",
+        "# The schedule named here places the stages. The order comes from the CSV, which",
         f"# `schedc export ... --to csv -o {shlex.quote(_csv(schedule))}` writes.",
         "# The local batch size is the number of microbatches times the microbatch size.",
     ]

@@ -129,10 +129,10 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
     predictions = layout.counts[:, list(PartKind).index(PartKind.MTP)]
     if predictions[: -schedule.ranks].any():
         message = "the layout has multi-token predictions on a chunk that is not the last of its rank"
-        raise cannot("S607", message, "Megatron has them on the last one", "put them there", schedule.source)
+        raise cannot("S607", message, "Megatron has predictions on the last chunk", "put them there", schedule.source)
     if np.count_nonzero(predictions) > 1:
         message = "the layout has multi-token predictions in several stages"
-        raise cannot("S607", message, "Megatron runs all of them in one", "put them into one stage", schedule.source)
+        raise cannot("S607", message, "Megatron runs all of them together", "put them into one stage", schedule.source)
     bare = Layout(tuple(tuple(part for part in stage if part.kind is not PartKind.NOOP) for stage in layout.stages))
     mtp = (f"--mtp-num-layers {predictions.sum()}",) if predictions.any() else ()
     kept = tuple(flag for flag in flags if not flag.startswith(_CHUNKS))
@@ -178,4 +178,4 @@ def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:
 
 def _refusal(schedule: Schedule, why: str, nearest: str) -> DiagnosticError:
     message = f"Megatron cannot run the order of {schedule.name}"
-    return cannot("S607", message, why, f"`{nearest}` is the nearest that it runs", schedule.source)
+    return cannot("S607", message, why, f"the nearest for Megatron is `{nearest}`", schedule.source)

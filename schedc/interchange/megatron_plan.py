@@ -16,7 +16,7 @@ from schedc.plan.layout.parts import Layout, PartKind
 from schedc.source import Source
 
 RELEASE = "0.16.1"
-"""The megatron-core whose configurations have these flags."""
+"""The release of megatron-core with these flags."""
 _DEEPEP_NODE = 8
 """Ranks of a node in DeepEP, whose rows take two hops."""
 
@@ -37,8 +37,8 @@ FOREIGN = (
     _ForeignLine(
         "slices", lambda plan: max(plan.slices, default=1) > 1, "it exchanges all rows of a microbatch at once"
     ),
-    _ForeignLine("cell", lambda plan: bool(plan.cells), "it orders the steps of its pairs itself"),
-    _ForeignLine("sizes bounded", lambda plan: plan.bound is not None, "its buffers follow from the rows that arrive"),
+    _ForeignLine("cell", lambda plan: bool(plan.cells), "it orders the steps of pairs itself"),
+    _ForeignLine("sizes bounded", lambda plan: plan.bound is not None, "buffers follow from the rows that arrive"),
     _ForeignLine("rows fp8", lambda plan: plan.fp8_rows, "rows travel in the type of activations"),
     _ForeignLine(
         "products", lambda plan: plan.products.name not in ("auto", "grouped"), "experts are grouped products there"

@@ -1,4 +1,4 @@
-"""Refuses what other trainers cannot express: each finding says what, why, and the nearest that they can."""
+"""Refuses what other trainers cannot express: each finding says the fact, the reason, and the nearest alternative."""
 
 from __future__ import annotations
 

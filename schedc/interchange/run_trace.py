@@ -41,7 +41,7 @@ Op = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TraceSlice:
-    """One compute instruction of a run, or one micro-step of it.
+    """A compute instruction of a run, or a micro-step of it.
 
     ops: its op, or the two ops of a pair. part: the micro-step, or "". start, end: milliseconds.
     """

@@ -2,8 +2,8 @@
 
 A new target is one file in `schedc/interchange/` with a function ``export(schedule, costs) -> str``, and one row here.
 A target that has works takes them as a third argument.
-The command line's choices and help follow from the table. Writers are named, not imported: a run that exports nothing
-starts without them.
+The command line's choices and help follow from the table. Writers are named, not imported: a run without exports does
+not load them.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ MESSAGES = {
     TorchCellKind.SEND_B: (InstructionKind.SEND, Channel.GRADIENT, 0),
     TorchCellKind.RECV_B: (InstructionKind.RECV, Channel.GRADIENT, -1),
 }
-"""By kind of a message: its instruction, its channel, and the stage that a cell names minus the one that produces it,
-which a Program names."""
+"""By kind of a message: instruction, channel, and the stage that a cell names minus the producing stage, which a
+Program names."""
 OF_STAGE = (TorchCellKind.UNSHARD, TorchCellKind.RESHARD, TorchCellKind.REDUCE_GRAD)
 """Kinds of cells that have a stage, but no microbatch."""
 

@@ -1,8 +1,8 @@
 """Writes torch's lowered CSV: computation, messages, gathers of parameters and reductions of gradients.
 
 `torch.distributed.pipelining`'s _PipelineScheduleRuntime reads it with ``format="compute_comms"``. A line has the
-actions of one rank in order: ``0UNSHARD,0F0,0SEND_F0,…,1RECV_B0,0B0,…,0REDUCE_GRAD,0RESHARD``. The messages are those
-of our `Program`, in its one global order. So the file also runs if a send completes only with its receive.
+actions of one rank in order: ``0UNSHARD,0F0,0SEND_F0,…,1RECV_B0,0B0,…,0REDUCE_GRAD,0RESHARD``. The messages come from
+our `Program`, in its global order. So the file also runs if a send completes only with its receive.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _compute(program: Program, index: int) -> str:
 
 
 def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """The cells for whole stages: by row of the program, those before it and those after it.
+    """The cells for whole stages: before each row of the program, and after each row.
 
     row: [ops] row of the program that runs each op; the two ops of a pair have the same row.
     """

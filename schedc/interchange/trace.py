@@ -2,7 +2,7 @@
 
 The format: "Trace Event Format", Google, JSON object form. Each rank is a process with two tracks, one for forwards and
 one for backwards and weight gradients. So the two halves of an overlapped pair are one above the other. A counter shows
-the activations that the rank holds. One unit of cost is one millisecond. An arrow leads from the op that sends a
+the activations that the rank holds. A unit of cost is a millisecond. An arrow leads from the op that sends a
 message to the op that waits for it. Each lane of works that a rank uses is a track more, and so are the times that the
 rank stands at JOINs. Where copies of experts travel inside cells, times are those from inside cells. The exchanges of
 copies have tracks of their links.

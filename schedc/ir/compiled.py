@@ -43,7 +43,7 @@ def compile_seconds(source: Path, new: float) -> float:
     """What the loops of a file still have to be compiled for: nothing, if machine code of it is on disk, else ``new``.
 
     Where numba keeps it elsewhere, because this folder cannot be written, it is taken to be there.
-    new: seconds that compiling all of them takes.
+    new: seconds to compile all loops.
     """
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(chosen) if chosen else source.parent / "__pycache__"

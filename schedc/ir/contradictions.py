@@ -37,7 +37,7 @@ class Contradiction:
 def contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     """The contradictions of a plan.
 
-    ranks: those that share the experts; None where that is not known.
+    ranks: number that share the experts; None if unknown.
     """
     for of_directive in CONTRADICTIONS:
         yield from of_directive(plan, ranks)
@@ -381,6 +381,6 @@ CONTRADICTIONS = (
     _of_fuse,
     _of_attention,
 )
-"""By directive, in the order of a plan's canonical text: what its values contradict in themselves or in others.
+"""By directive, in the order of a plan's canonical text: contradictions among its values, or with other directives.
 
 Each yields contradictions of a plan. Its second argument is the number of ranks that share the experts, or None."""

@@ -1,4 +1,4 @@
-"""Programs as JSON: small ones as `schedc compile` writes them; documented here.
+"""Programs as JSON, as `schedc compile` writes small programs. The format is documented here.
 
 One object with these fields:
 
@@ -59,7 +59,7 @@ def _written(works: bool) -> tuple[str, ...]:
 
 
 def program_from_json(text: str, file: str = "<json>") -> Program:
-    """The program that ``text`` describes: equal to the one that was written.
+    """The program that ``text`` describes: equal to the written program.
 
     Names, types, lengths and ranges are checked here; whether the program can run is for
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S391 for anything that is not

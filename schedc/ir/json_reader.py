@@ -30,7 +30,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Schema:
-    """What tells a form from others, the code of what is wrong with it, and what writes it."""
+    """A form's name in files, the code of findings, and the remedy."""
 
     name: str
     code: str

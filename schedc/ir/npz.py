@@ -97,7 +97,7 @@ def _narrowest(low: int, high: int) -> str:
 
 
 def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
-    """The program in the ``content`` of an .npz file: equal to the one that was written.
+    """The program in the ``content`` of an .npz file: equal to the written program.
 
     Names, types, lengths and ranges are checked here; whether the program can run is for
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S393 for anything that is not

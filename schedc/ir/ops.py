@@ -11,10 +11,10 @@ from enum import IntEnum
 
 
 class OpKind(IntEnum):
-    """What one op of a `Schedule` computes. The values are stored in int8 columns; the names are letters."""
+    """The kind of an op in a `Schedule`. The values are stored in int8 columns; the names are letters."""
 
     F = 0
-    """Forward of one microbatch through one stage."""
+    """Forward of a microbatch through a stage."""
     I = 1  # noqa: E741 - the field's letter
     """Input gradient: the backward without the weight gradients, which become pending."""
     W = 2
@@ -38,7 +38,7 @@ class OpFacts:
     weight: bool = False
     """Produces weight gradients; afterwards the stage holds nothing of the microbatch."""
     follows: str = ""
-    """Kinds which, where a microbatch has them on the stage, must run before this one there."""
+    """Kinds that must run before this kind, where a microbatch has them on the stage."""
     pairs_with: str = ""
     """Kinds of other microbatches that may run second in an overlapped pair whose first op is of this kind."""
     takes_as_long_as: str = ""

@@ -18,7 +18,7 @@ class GroupShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Parallel:
-    """The devices of one pipeline rank: ``tp * cp * dp`` of them, in this order, tensor parallel ones side by side.
+    """The devices of one pipeline rank: ``tp * cp * dp`` devices, in this order, tensor ranks side by side.
 
     tp: ranks that split the products of a layer; ``of`` is "attention" where they split no experts, else "". cp: ranks
     that split a sequence. ep: ranks that share the experts of a layer; they lie inside of tp * cp * dp. dp: ranks with

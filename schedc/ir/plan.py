@@ -39,7 +39,7 @@ class BlockSizes:
     hidden: columns of a token. heads: heads of attention. head: columns of a head; by default hidden / heads. keys:
     heads of keys and values; by default as many as of queries. query, latent: columns of the narrow vectors that
     queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
-    inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
+    inner: columns between the products of a dense MLP. matrices: of this MLP, 3 if gated, else 2. sequence:
     tokens of a sequence. window: tokens that some layers look back, themselves included. windowed, whole: how many
     layers have the window, for how many without; by default all have it. chunked: 1 where they look back within chunks
     of so many tokens. unnormed: inputs, of the two of attention and MLP, that have no normed copy of their own.
@@ -90,7 +90,7 @@ class Method(StrEnum):
 
 
 class Drop(StrEnum):
-    """Which rows an expert drops above its capacity: those of least weight, or the last ones."""
+    """Which rows an expert drops above its capacity: rows of least weight, or the last rows."""
 
     PROBS = "probs"
     POSITION = "position"
@@ -129,7 +129,7 @@ class Hot:
     """Experts copied to all ranks for a step.
 
     most: the largest number of them; None for as many as pay. below: no expert is hot while the fullest rank has less
-    than ``below`` times the mean number of rows; None where it matters only whether they pay. by_microbatch: they are
+    than ``below`` times the mean number of rows. With None, only the gain in time decides. by_microbatch: they are
     chosen anew, and copied, for each microbatch.
     """
 
@@ -209,7 +209,7 @@ class CellPlan:
 class Host:
     """Host memory of a rank. size: bytes. out, back: bytes per second on the lanes d2h and h2d.
 
-    shared: ranks of one machine that share these speeds. Each has its part of them, as when all move at once.
+    shared: ranks of a machine with common speeds. Each has its part of them, as when all move at once.
     Where the memory of the plan has no unit these are in its unit, and per unit of time of the costs.
     """
 
@@ -243,7 +243,7 @@ HELD_ROLES = ("attention", "experts", "shared", "dense")
 
 @dataclass(frozen=True)
 class Fuse:
-    """Which chains of operations run as one.
+    """The chains of operations that run fused.
 
     names: rows of `schedc.model.fusions.FUSIONS`; empty for all that a model has. compiled: torch.compile makes their
     kernels.

@@ -90,7 +90,7 @@ class Instruction(NamedTuple):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that a compute instruction runs: of a CELL that of its first op, then that of its second."""
+        """The stages that a compute instruction runs: of a CELL the stages of both ops, in order."""
         return (self.stage, self.stage2) if self.kind is InstructionKind.CELL else (self.stage,)
 
     @property
@@ -144,7 +144,7 @@ class Program(Columns):
 
     kind: [n] `InstructionKind`.
     stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the first op);
-        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage. START and JOIN: those of
+        of SEND, RECV and WAIT: the op that **produced** the message; of REDUCE: the stage. START and JOIN: those of
         the work, where microbatch may be -1.
     stage2, microbatch2: [n] the second op of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
         -1; else -1.
@@ -213,7 +213,7 @@ class Program(Columns):
     def derived(cls, columns: Deferred, choose: Callable[[Program], object], **fields: Any) -> Program:
         """A Program whose columns besides ``kind``, and whose communicators, are worked out when they are first read.
 
-        It is the same value as one that was given all of them: compiling needs few, and at ten million ops all of
+        The value equals a Program with all columns given: compiling needs few, and at ten million ops all of
         them together are larger than everything else. choose: says its communicators (`settle`).
         """
         program = object.__new__(cls)

@@ -59,8 +59,8 @@ class ProgramTable:
 
     @cached_property
     def flows(self) -> tuple[Int64, Int64]:
-        """[2 * stages * microbatches] instructions that produce and that consume each value which stages hand over,
-        by slot (channel, producing stage, microbatch); -1 where there is no such value."""
+        """[2 * stages * microbatches] instructions that produce and that consume each value between stages, by slot
+        (channel, producing stage, microbatch); -1 for no value."""
         producer, consumer = flows_of(*self.computation, (self.program.stages, self.program.microbatches))
         producer[consumer < 0] = -1
         return producer, consumer
@@ -106,7 +106,7 @@ class ProgramTable:
 def flows_of(ops: Any, row: Int64, shape: tuple[int, int]) -> tuple[Int64, Int64]:
     """[2 * stages * microbatches] rows that produce and that consume each value, by slot as in `ProgramTable.flows`.
 
-    ops: has [ops] kind, stage and microbatch. row: [ops] what stands for each op. shape: stages and microbatches.
+    ops: has [ops] kind, stage and microbatch. row: [ops] the row to give for each op. shape: stages and microbatches.
     A value that nobody consumes may be produced.
     """
     producer = np.full((2, *shape), -1)

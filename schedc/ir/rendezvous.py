@@ -82,7 +82,7 @@ class Link(NamedTuple):
 class Stuck(NamedTuple):
     """A run that does not end.
 
-    positions: [stuck ranks] where they block, ascending. cycle: the shortest cycle of what they wait for.
+    positions: [stuck ranks] where they block, ascending. cycle: the shortest cycle of waits.
     """
 
     positions: tuple[int, ...]

@@ -39,7 +39,7 @@ def forms_of(program: Program) -> tuple[str, ...]:
 
 
 def form_of(program: Program) -> FileForm:
-    """The one form that other processes load at this size."""
+    """The form that other processes load at the program's size."""
     return FORMS[forms_of(program)[0]]
 
 

@@ -150,7 +150,7 @@ _WORK_WORDS = {"work_kind": KIND_NAMES, "lane": LANE_NAMES, "bytes": (), "group"
 _COLUMN_NUMBER |= dict.fromkeys(_WORK_WORDS, -1)
 
 _OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied to %d"), "of": ("", "A%d")}
-"""Columns that may be -1 where they apply: what is written then, and else."""
+"""Columns that may be -1 in an instruction with the column: the text for -1, and for other values."""
 
 
 _BYTES = r"\d{1,18}(?:\.\d{1,18})?(?:e-?\d{1,2})?"
@@ -158,7 +158,7 @@ _BYTES = r"\d{1,18}(?:\.\d{1,18})?(?:e-?\d{1,2})?"
 
 @dataclass(frozen=True)
 class _Form:
-    """A template taken apart: the pattern that reads it, and of each group its column, its letters and their weight."""
+    """A template taken apart: the pattern of its texts, and of each group the column, letters and weight."""
 
     kind: InstructionKind
     pattern: re.Pattern[str]
@@ -179,7 +179,7 @@ def _form(kind: InstructionKind, template: str) -> _Form:
 
 _COMPUTE_FORM = _form(InstructionKind.F, _COMPUTE)
 _FORMS = {t[:3] if t[0].isalpha() else t[0]: _form(kind, t) for kind, t in _TEMPLATES.items() if t != _COMPUTE}
-"""By the first letters of what they read."""
+"""Forms by the first letters of their texts."""
 
 
 def print_program(program: Program) -> str:

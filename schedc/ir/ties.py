@@ -39,7 +39,7 @@ class TiedCopy(NamedTuple):
 
 
 class TiedExchange(NamedTuple):
-    """One end of an exchange between two copies. stage, peer_stage: those that name the two copies."""
+    """One end of an exchange between two copies. stage, peer_stage: the stages that name both copies."""
 
     rank: int
     stage: int

@@ -25,8 +25,8 @@ SHOWN = 3
 
 
 def verify(schedule: Schedule) -> list[Diagnostic]:
-    """Everything that is wrong with the ops of a schedule, rank by rank; whether ranks wait for each other in a
-    circle is asked by `schedc.step.legality`. Raises `CompilerBug` if the columns themselves are inconsistent.
+    """Everything that is wrong with the ops of a schedule, rank by rank. `schedc.step.legality` looks for circles of
+    waiting ranks. Raises `CompilerBug` if the columns themselves are inconsistent.
     """
     _check_columns(schedule)
     if found := _is_empty(schedule) or _names_nothing(schedule):
@@ -37,7 +37,7 @@ def verify(schedule: Schedule) -> list[Diagnostic]:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The ops by what they compute. A slot is one (stage, microbatch): stage * microbatches + microbatch."""
+    """The ops by stage and microbatch. A slot is one (stage, microbatch): stage * microbatches + microbatch."""
 
     schedule: Schedule
 
@@ -207,7 +207,7 @@ def _runs_once(table: _Table) -> list[Diagnostic]:
             else f"{_subject(schedule, row)} runs twice"
         )  # fmt: skip
         where = table.place(earlier, f"it ran here first, as {_op(schedule, earlier)}")
-        return table.finding("S205", row, message, f"this {what} is one too many", [where])
+        return table.finding("S205", row, message, f"a {what} too many", [where])
 
     return _first(again, schedule.span[order[again + 1]], again.size, describe)
 
@@ -272,8 +272,8 @@ def _weights_follow_inputs(table: _Table) -> list[Diagnostic]:
     def describe(slot: int) -> Diagnostic:
         w, b = int(row[W, slot]), int(row[B, slot])
         message = f"{_subject(schedule, w)} runs twice: alone and inside a full backward"
-        here = [table.place(b, "this full backward computes it too")]
-        return table.finding("S207", w, message, "this weight gradient is one too many", here,
+        here = [table.place(b, "this full backward computes the same")]
+        return table.finding("S207", w, message, "a weight gradient too many", here,
                              help="split the backward: write I instead of B, or leave the W out")  # fmt: skip
 
     return _first(slots, schedule.span[row[W, slots]], slots.size, describe)

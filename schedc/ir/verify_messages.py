@@ -123,7 +123,7 @@ def _batches(table: ProgramTable) -> list[Diagnostic]:
     split = after[together & ((after != before + 1) | (program.peer[before] != program.peer[after]))]
 
     def apart(row: int) -> Diagnostic:
-        message = f"batch {program.batch[row]} is interrupted, or has two peers: it cannot be posted by one call"
+        message = f"batch {program.batch[row]} is interrupted, or has two peers: a call cannot post it"
         return table.finding("S314", row, message)
 
     return table.findings(uneven, one_sided) + table.findings(split, apart)
@@ -195,7 +195,7 @@ def _data(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _receive_waits(table: ProgramTable) -> Int64:
-    """Rows of the waits for received messages: those whose peer is the rank that sends the message."""
+    """Rows of the waits for received messages: waits on another rank than the SEND."""
     program, waits = table.program, table.rows(WAIT)
     number = np.searchsorted(table.messages, program.message[waits])
     return np.asarray(waits[program.rank[waits] != program.rank[table.send[number]]])

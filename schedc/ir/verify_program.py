@@ -1,4 +1,4 @@
-"""The invariants of a `Program`, one function each: that its messages match and that it runs to its end.
+"""The invariants of a `Program`, one function each: messages match, and all ranks reach the end.
 
 Run on every Program that comes from a file. What `insert_communication` makes is right by the proof in that module,
 so `compile` does not run it; the tests do, for every shipped schedule.
@@ -62,7 +62,7 @@ _FIELDS: dict[str, tuple[InstructionKind, ...]] = {
     "message": (SEND, RECV, WAIT, REDUCE),
     "work": (START, JOIN),
 }
-"""Which kinds have a field; in all others it is -1. ``batch`` is optional in SEND and RECV, ``stage2``
+"""The kinds that have a field; other kinds have -1. ``batch`` is optional in SEND and RECV, ``stage2``
 in REDUCE."""
 
 
@@ -223,7 +223,7 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _order_of_reductions(table: ProgramTable) -> list[Diagnostic]:
-    """S318: two ranks sum their stages, then their tied weights, in one order."""
+    """S318: two ranks sum stages, then tied weights, in the same order."""
     program, rows, rank = table.program, table.rows(REDUCE), table.program.rank
     low, high = np.minimum(rank[rows], program.peer[rows]), np.maximum(rank[rows], program.peer[rows])
     order = rows[np.lexsort((rows, rank[rows], high, low))]

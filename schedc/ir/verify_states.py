@@ -45,7 +45,7 @@ _MOVES = {
     WorkKind.SCATTER: (State.LOCAL, State.SCATTERING, State.IN_PARTS),
     WorkKind.SPREAD: (State.IN_PARTS, State.SPREADING, State.LOCAL),
 }
-"""The state that a work finds, the one between its START and its JOIN, and the one that it leaves."""
+"""The states before a work, between START and JOIN, and after the work."""
 _OF_PARAMETERS = (WorkKind.GATHER, WorkKind.DROP)
 _AMONG_REPLICAS = (*_OF_PARAMETERS, WorkKind.SCATTER, WorkKind.SPREAD)
 _AT_REST = (State.SHARDED, State.LOCAL)
@@ -147,7 +147,7 @@ def _walk(table: ProgramTable, rank: int, stage: int, rows: list[int]) -> Diagno
     for row in sorted({*rows, *(uses if gathered else [])}):
         if program.work[row] < 0:
             if parameters is not State.WHOLE:
-                message = f"this instruction reads parameters that are {parameters.value}"
+                message = f"the instruction reads parameters that are {parameters.value}"
                 return table.finding("S331", row, message, help="join the gather of the stage in front of it")
             continue
         work = works.work(int(program.work[row]))
@@ -196,7 +196,7 @@ def _early(number: int, row: int, trained: int, copies: Int64, reduced: Int64) -
     reduced: rows of the REDUCEs of copies of the stage, and of all its REDUCEs.
     """
     if row < trained or (copies > row).any():
-        return "this instruction sums gradients that are not complete"
+        return "the instruction sums gradients that are not complete"
     if number > 1 and (number > 2 or copies.size or not (reduced < row).any()):
         return "this instruction sums gradients again"
     return ""

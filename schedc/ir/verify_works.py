@@ -15,7 +15,7 @@ from schedc.ir.works import FACTS, LANE_NAMES, WorkGroup, WorkKind, Works
 
 
 def matched_works(table: ProgramTable) -> list[Diagnostic]:
-    """S330: every work has one START and, behind it, one JOIN, on the rank that holds its stage, and a lane."""
+    """S330: every work has a lane, and one START with one JOIN behind, on the rank of its stage."""
     program, works = table.program, table.program.works
     rows = np.flatnonzero(program.work >= 0)
     number = program.work[rows]

@@ -50,7 +50,7 @@ class WorkKind(IntEnum):
     GATHER = 2
     """Makes the sharded parameters of a stage whole. The device makes room at the START."""
     DROP = 3
-    """Frees the whole parameters; every replica keeps its shard. It takes no time on its lane."""
+    """Frees the whole parameters; every replica keeps its shard. A drop takes no time on its lane."""
     SCATTER = 4
     """First half of a gradient sum: every replica gets the sum of its part. The device holds buckets from the START."""
     SPREAD = 5

@@ -1,4 +1,4 @@
-"""Finds schedules and plans: those that ship with schedc by name, others by path."""
+"""Finds schedules and plans: shipped files by name, other files by path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of fusions: chains of elementwise operations that run as one, and the bytes that each then does not hold.
 
 A microbatch holds for its backward what autograd has saved. A fused chain saves its inputs and makes the rest again.
-Counted per token, with C columns of a row and S bytes of a number; h heads of queries, g of keys, d columns of a head:
+Counts are per token: C columns of a row and S bytes of a number; h heads of queries, g of keys, d columns of a head:
 
     rope         q cos + turn(q) sin      C: of a row of heads      0: only cos and sin are saved either way
     gated        silu(gate) up            C: inner columns          C S: silu(gate)

@@ -5,8 +5,8 @@ does not dispatch a second time, holds the arrived rows instead. Not counted are
 indexes, masks of dropout, and what kernels and collectives take inside. FLOPs are those of products, two for a product
 of two numbers. Scores are causal over the sequence, and not counted where the sequence is not known.
 
-Working memory is what a layer takes while it runs, beyond what it holds for its backward. Its parts run one after the
-other, so that the largest counts:
+Working memory is what a running layer takes beyond the memory for its backward. Parts run in turn, so that
+the largest counts:
 
     tokens      gradients or values on their way between its parts: 4 H
     attention   gradients of query, key, value and result
@@ -30,7 +30,7 @@ from schedc.model.sizes import LayerKind, ModelSizes, MoeSizes
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 _ON_THEIR_WAY = 4
-"""Rows of H columns between the parts of a layer: its input and output, and those of the part that runs."""
+"""Rows of H columns between the parts of a layer: input and output of the layer, and of the running part."""
 _OF_HEADS = ("query", "key", "value", "attention result")
 """Tensors whose gradients attention computes at once."""
 
@@ -54,7 +54,7 @@ class Layer:
     """A kind of layer.
 
     dtype: type of activations. said: bytes per token that attention holds, norms apart; 0: those of its tensors.
-    fused: chains of operations that run as one; None: blocks as this package has them. buffer_factor: rows of buffers
+    fused: chains of operations that run fused; None: as in this package's blocks. buffer_factor: rows of buffers
     over those of balanced ranks. arriving: rows that a rank gets per token of its own; None: each row travels alone.
     expert_buffers: buffers of experts' rows, of which one is computed.
     """
@@ -119,7 +119,7 @@ class Layer:
     def held_by_role(self, level: Level = Level.NONE) -> dict[str, float]:
         """Bytes per token that a MoE layer holds, by role of its segments, with balanced rows that travel alone.
 
-        Attention has its own norms, those of the experts, and the router. Experts have their rows as they arrive.
+        Attention has its own norms, those of the experts, and the router. Experts have the rows as received.
         """
         whole = self.held(level, rows=RowsPerToken(self.rows.experts, self.rows.experts))
         shared = part_bytes(self.part(PartName.SHARED), level, self.dtype)
@@ -152,8 +152,8 @@ class Layer:
     def adaptive(self, threshold: float, most: RowsPerToken, alone: Level | None = None) -> float:
         """Bytes per token that a MoE layer holds where it recomputes above a threshold, with ``most`` rows at worst.
 
-        threshold: rows over their mean, up to which they are held. alone: the level of a rank that decides for itself,
-        and above the threshold holds what this level leaves; None for a group, which then holds no rows.
+        threshold: largest held number of rows, over the mean. alone: the level that a rank, deciding alone, has
+        above the threshold; None for a group, which then holds no rows.
         """
         up_to = RowsPerToken(min(threshold * self._moe.top, most.experts), most.arrive)
         held = self.held(rows=up_to)
@@ -162,7 +162,7 @@ class Layer:
         return held + _BESIDE * most.experts
 
     def whole(self, most: RowsPerToken) -> float:
-        """Bytes per token of a MoE layer with ``most`` rows that holds everything: in its backward, or after its R."""
+        """Bytes per token of a MoE layer with ``most`` rows that holds everything: in a backward, or after an R."""
         arrived = self._number * self.sizes.hidden * most.arrive
         return self.held(Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
 
@@ -210,7 +210,7 @@ class Layer:
         return self._attention_flops + own + EXPERT_FLOPS * rows * self.sizes.hidden * self._moe.width
 
     def saving(self, level: Level) -> Saving:
-        """What a level saves, and what it recomputes for that."""
+        """The saved bytes and the recomputed FLOPs of a level."""
         flops: float = product_flops(self.part(PartName.ROUTER)) * (level >= Level.LIGHT)
         flops += product_flops(self.part(PartName.DENSE)) * (level >= Level.FULL)
         if self._is_moe:

@@ -21,7 +21,7 @@ def bytes_per_number(dtype: str) -> int:
 
 
 class Level(StrEnum):
-    """What the backward recomputes, in ascending order: each level includes those before it."""
+    """What the backward recomputes, in ascending order: each level includes all earlier levels."""
 
     NONE = "none"
     NORM = "norm"

@@ -93,8 +93,8 @@ class SavedTensor(NamedTuple):
     """A tensor that a layer holds for its backward.
 
     columns: numbers per token, or per row of an expert. dropped: the first level that does not hold it; None where
-    every level does. since: the first level that holds it. per: whether its rows are tokens, rows of experts, or these
-    rows as they arrive. size: bytes of a number; 0 for the type of activations.
+    every level does. since: the first level with the tensor. per: whether its rows are tokens, rows of experts, or
+    these rows as they arrive. size: bytes of a number; 0 for the type of activations.
     """
 
     name: str
@@ -123,12 +123,12 @@ class LayerExchange(StrEnum):
 
 
 class LayerPart(NamedTuple):
-    """A part of a model. vectors: parameters of no product. saved: what it holds for its backward.
+    """A part of a model. vectors: parameters of no product. saved: tensors held for the backward.
 
     scores: columns of a score and of a value, of all heads: attention multiplies them for each token that a token
     looks at. window: tokens to look back, 0 for all. chunked: a token looks back within its chunk of so many tokens.
     rows: operands of its products: the tokens of a tensor group, a tensor rank's share of them, or rows of experts.
-    shards: the ranks that share its parameters.
+    shards: ranks that share the parameters.
     """
 
     products: tuple[WeightProduct, ...] = ()

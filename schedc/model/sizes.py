@@ -103,7 +103,7 @@ class ModelSizes:
     two inputs, of attention and of the MLP, have no normed copy of their own: 1 where both read one copy, 2 where norms
     stand behind both halves only. beside: whether attention and MLP read the same input. positions: learned positions.
     norm_weights: whether norms have weights. norm_bias, mlp_bias, head_bias: whether norms, dense MLPs and the head
-    have biases. source: the text that says all this.
+    have biases. source: the text of the sizes.
     """
 
     name: str

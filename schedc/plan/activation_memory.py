@@ -25,7 +25,7 @@ class WorstRouting:
     """Memory of a microbatch on adaptive stages in the worst case: as many rows come to a rank as can. 0 elsewhere.
 
     waiting: [stages, kinds of `WORK`] activations beyond those at the mean number of rows, none recomputed later.
-    passing: [stages] temporaries of the one layer that runs. Both in the unit of the given activations.
+    passing: [stages] temporaries of the running layer. Both in the unit of the given activations.
     """
 
     waiting: Floats

@@ -40,7 +40,7 @@ _PER_LAYER = tuple(key.name for key in KEYS if key.of_cells and key.name not in 
 
 
 def layer_costs(directives: Directives) -> LayerCosts:
-    """The costs of the model's parts: those of the plan, defaults for the others.
+    """The costs of the model's parts: from the plan, else by default.
 
     Memory is in bytes where the plan's memory has a unit. The activations of layers then follow from the experts,
     the block and the tokens; a prediction of a plan without experts is a dense layer. Parameters of MoE layers follow
@@ -70,7 +70,7 @@ def dense_of(plan: PlanTree) -> int | None:
 def place_layers(directives: Directives, schedule: Schedule, costs: Costs) -> Layout:
     """The layout that a checked plan says, for the stages of ``schedule``.
 
-    costs: those of a layer. `auto` balances by their times of parts, if they have such.
+    costs: those of a layer. `auto` balances by times of parts, if given.
     Raises `DiagnosticError` (S140 to S143, S406, S411) at the place in the plan.
     """
     check_parts(directives.tree, costs)
@@ -245,7 +245,7 @@ def level_times(parts: PartCosts) -> dict[tuple[str, str], float]:
 
 
 def forward_times(parts: PartCosts) -> PerKind:
-    """Time of a forward in a part of each kind. A prediction has that of its layer: of a MoE one, else of a dense one.
+    """Time of a forward in a part of each kind. A prediction takes the time of its MoE layer, else dense layer.
 
     Levels recompute layers, and neither heads nor what a prediction has beside its layer.
     """

@@ -104,7 +104,7 @@ class HeldMemory:
 
     @cached_property
     def standing(self) -> Floats:
-        """[P] what each rank holds for a whole step: all but activations and what goes with them."""
+        """[P] what each rank holds for a whole step: all but activations and slots in flight."""
         parameters = load_per_rank(self.schedule.placement, self.layers.per_stage(self.layout, "parameters"))
         slots = self.slots.passing + self.slots.kept_per_rank(self.schedule)
         return np.asarray(parameters + slots + self.running)

@@ -14,7 +14,7 @@ from schedc.step.dependencies import Dependencies
 
 
 def with_slices(schedule: Schedule, slices: int) -> Schedule:
-    """The schedule whose stages all run a microbatch in so many slices. Raises S153 where its plan excludes them."""
+    """The schedule whose stages all run a microbatch in so many slices. Raises S153 where the plan excludes slices."""
     plan = schedule.plan
     if findings := _findings(replace(plan, slices=(slices,)), NOWHERE):
         raise DiagnosticError(findings)

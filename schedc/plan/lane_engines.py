@@ -33,7 +33,7 @@ def engine_facts(offloading: PricedWorks, dependencies: Dependencies, costs: Cos
 
     slowed: share of the makespan that the lane's interference takes. copy_gain: share of the makespan that a copy
     engine in place of a kernel saves. Works keep their places. copy_measured: whether the costs have a figure of the
-    copy engine. Without one, ``copy_gain`` is that of an engine that slows nothing down: no other gains more.
+    copy engine. Without a figure, ``copy_gain`` assumes an engine that slows nothing down: no other gains more.
     """
     for lane in costs.lanes:
         if not len(offloading.placed) or LANE_NAMES.index(lane.lane) not in offloading.placed.works.lane:

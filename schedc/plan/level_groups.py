@@ -178,7 +178,7 @@ def groups_of(
 ) -> tuple[list[LevelGroup], list[LevelGroup]]:
     """The stages in groups that share no rank, and the same with an R before every backward.
 
-    mixes: by stage. constant: [P] memory of each rank whatever runs. rest: [ops] what it holds after each op besides
+    mixes: by stage. constant: [P] memory of each rank whatever runs. rest: [ops] memory after each op besides
     activations of these stages. whole: [stages of the schedule] activations of a microbatch behind its R.
     """
     plain, with_r = list[LevelGroup](), list[LevelGroup]()

@@ -1,4 +1,4 @@
-"""Lists the mixes of levels that the layers of a stage may have: what each holds, and the time that it recomputes."""
+"""Lists the mixes of levels that the layers of a stage may have: held activations, and time of recomputation."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def mixes_of(
     """The undominated mixes of a stage, most held first.
 
     Layers of one kind are equal, so a mix counts them per level; every count is tried. The highest levels come first.
-    parts: of the stage. activation: of a microbatch on it, without recomputation. time: a scalar, that of the stage's
-    forward, which its layers share as ``costs`` say; or the time of the forward of a layer of each kind. known: times
-    of recomputations by kind and level, in place of shares by FLOPs.
+    parts: of the stage. activation: of a microbatch on it, without recomputation. time: of the stage's forward, a
+    scalar, which layers share as ``costs`` say; or of a layer's forward, by kind. known: times of recomputations by
+    kind and level, in place of shares by FLOPs.
     """
     held = _shares(parts, costs.activations) * activation
     spent = np.array(time, np.float64) if isinstance(time, PerKind) else _shares(parts, costs.time) * time

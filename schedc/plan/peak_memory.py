@@ -1,4 +1,4 @@
-"""Checks the ranks against the memory of a plan: what each holds at its peak, and what fills the fullest rank."""
+"""Checks the ranks against the memory of a plan: peaks, and contents of the fullest rank."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def check_memory(
 
     Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
-    placed: works beside the cells. chosen: the levels are those that hold least, because no others fit. held, freed: as
+    placed: works beside the cells. chosen: the levels hold least, because no others fit. held, freed: as
     in `MemoryBesideWorks`.
     """
     line, plan, schedule = tree.memory, held.plan, dependencies.schedule

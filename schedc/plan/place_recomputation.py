@@ -1,4 +1,4 @@
-"""Places the Rs of `recompute ... in bubbles`: one before each backward that its rank idles for."""
+"""Places the Rs of `recompute ... in bubbles`: an R before each backward with idle time in front."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def with_every_recomputation(dependencies: Dependencies, stages: Bools) -> Depen
 
 
 def _waiting(timeline: Timeline, stages: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Int64:
-    """Indices of the cells that their rank idles for and whose backward, of one of these stages, has no R."""
+    """Indices of cells with idle time in front, and with a backward of one of these stages that has no R."""
     cells = timeline.dependencies
     schedule, last = cells.schedule, np.maximum(cells.first, cells.second)
     free = np.where(cells.previous >= 0, timeline.end[cells.previous], 0.0)

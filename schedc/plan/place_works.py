@@ -32,7 +32,7 @@ _SAME = 1e-9
 """Steps that differ by less, as a part of them, take as long as each other."""
 
 _ON_THE_WAY = 2
-"""Microbatches of a stage that may be on their way beside those that a line keeps: one in each direction."""
+"""Microbatches of a stage that may be on the way, beside the number that a line keeps: one in each direction."""
 
 _MILLISECONDS = 1000.0
 """Times of costs are in milliseconds where the memory of a plan is in bytes."""
@@ -63,7 +63,7 @@ class Offloading(StepWorks):
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A step without works: its cells, what they hold, and what lanes take.
+    """A step without works: cells, memory, and lanes.
 
     held: [cells] the most inside each.
     """
@@ -99,8 +99,8 @@ def times_of(host: Host) -> tuple[float, float]:
 def place_offloads(directives: Directives, dependencies: Dependencies, held: HeldMemory) -> Offloading:
     """The works of a plan's `offload` lines.
 
-    held: what ranks hold without them, with the activations that recomputation leaves. Raises `DiagnosticError` (S155)
-    where a line moves what is read at once.
+    held: memory of ranks without offloads, with the activations that recomputation leaves. Raises `DiagnosticError`
+    (S155) where a line moves what is read at once.
     """
     plan = held.plan
     assert plan.host is not None, "`offload` was checked beside `host`"
@@ -113,7 +113,7 @@ def place_offloads(directives: Directives, dependencies: Dependencies, held: Hel
 
 
 def _shares(directives: Directives, held: HeldMemory) -> dict[int, float]:
-    """By stage that a line speaks of: the share of its activations that leaves. Raises `DiagnosticError` (S155)."""
+    """By stage of a line: the share of activations that leaves. Raises `DiagnosticError` (S155)."""
     schedule = held.schedule
     shares: dict[int, float] = {}
     for stage, rule in line_per_stage(held.plan.offload, schedule.stages, schedule.placement).items():
@@ -134,7 +134,7 @@ def _shares(directives: Directives, held: HeldMemory) -> dict[int, float]:
 
 
 def _as_written(directives: Directives, plan: Plan, step: _Step, shares: Mapping[int, float]) -> PlacedWorks:
-    """What the lines say. Each stage is judged alone. shares: of its activations that leave, by stage."""
+    """What the lines say. Each stage is judged alone. shares: of activations that leave, by stage."""
     schedule = step.dependencies.schedule
     rules = line_per_stage(plan.offload, schedule.stages, schedule.placement)
     named = {number for rule in plan.offload if rule.scope == "stage" for number in rule.numbers}
@@ -174,8 +174,8 @@ def _chosen(step: _Step, room: Floats) -> Offloading:
 def _shortest(step: _Step, search: OffloadSearch, limit: float) -> Offloading | None:
     """The choice among the tries whose step is not proved to take longer than ``limit``; the others are left out.
 
-    None where some are left out, and no step is found that takes as long as without moves. Only such a step is shorter
-    than those.
+    None where some are left out, and no step is found that takes as long as without moves. Only that step is surely
+    shorter than the steps left out.
     """
     best: Offloading | None = None
     shortest, left_out, uncapped = np.inf, False, step.cells.makespan

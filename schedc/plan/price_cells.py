@@ -197,7 +197,7 @@ def with_layout(table: CellTable, layout: Layout) -> CellTable:
 
 
 def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
-    """The costs with a time for the R of each stage: the share of its F that its nodes have of the forward's.
+    """The costs with a time for the R of each stage: F times the share of its nodes in the forward.
 
     Where the R has no node it takes as long as inside the backward, or as F where that is not known.
 

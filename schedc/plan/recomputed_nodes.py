@@ -69,8 +69,8 @@ def _at_the_mean(level: Recompute, shape: StageShape) -> dict[int, float]:
 def in_recomputations(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageShape, ...]:
     """[stages] graphs with the nodes that an R recomputes.
 
-    They are those of the stage's level. Where the plan says none, they are those of `full` in a stage with exchanges,
-    and all nodes in a stage without.
+    The stage's level decides. Without a level, `full` decides in a stage with exchanges, and an R recomputes all nodes
+    in a stage without.
     """
     dense = counted_layer(plan, False)
     return tuple(_in_recomputation(shape, plan.recompute_of(stage), dense) for stage, shape in enumerate(shapes))

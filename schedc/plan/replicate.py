@@ -38,8 +38,8 @@ _GIGABYTE = 1e9
 class Replication(StepWorks):
     """The works of a step among replicas beside its offloads, with their times.
 
-    members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which one of
-    them sends a unit of memory.
+    members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which a replica sends a
+    unit of memory.
     """
 
     members: dict[WorkGroup, int]
@@ -145,7 +145,7 @@ def replica_bytes(held: HeldMemory) -> ReplicaBytes:
     """What replicas sum and shard, in the unit of the memory that is held.
 
     The table of a tied embedding is that of the embedding, on each stage that uses it. That of tied heads is the
-    head's. Stages that share all their ranks have one table there.
+    head's. Stages that share all ranks have one table there.
     """
     plan, layout, layers, schedule = held.plan, held.layout, held.layers, held.schedule
     weights = weight_share(plan)

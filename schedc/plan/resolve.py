@@ -1,4 +1,4 @@
-"""Resolves a plan for one schedule at one size: its choices, its recomputation per stage, and its findings."""
+"""Resolves a plan for one schedule at one size: choices, recomputation per stage, and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank holds inside its cells beyond the curve of its activations: what runs, and what is recomputed for it.
+"""What a rank holds inside its cells beyond the curve of its activations: what runs, and recomputed activations.
 
     forward     what the layer that runs takes
     I or B      the same, and what the backward of its stage has recomputed

@@ -24,7 +24,7 @@ _PAGE = 120
 class TextLine:
     """A line before alignment.
 
-    parts: one text, or the columns. A one-line phase has three: ``phase name``, its `repeat`, and its block.
+    parts: one text, or the columns. A one-line phase has three: ``phase name``, the `repeat` and the block.
     comment: the comment behind the code. kind: type of the first token if the line has columns, else "".
     """
 
@@ -50,7 +50,7 @@ def align(lines: Sequence[TextLine]) -> list[str]:
 
 
 def _runs(lines: Sequence[TextLine], keys: Sequence[object]) -> list[list[int]]:
-    """Indexes of the lines in runs: neighbours of one indentation and one key. A line without a key is a run alone."""
+    """Indexes of the lines in runs: neighbours with equal indentation and key. A line without a key is a run alone."""
     runs: list[list[int]] = []
     for i, (line, key) in enumerate(zip(lines, keys, strict=True)):
         if i and key and key == keys[i - 1] and not line.blank_before and line.indent == lines[i - 1].indent:

@@ -7,8 +7,8 @@ decides where lines break. The formatter decides
 * braces: a block that spans lines opens at the end of a line and closes on a line of its own;
 * spaces: one around most operators, none around ``+ - * / // %`` where the author wrote none on either side, two
   between ops on a line, three between larger statements;
-* columns: in neighbouring one-line phases the names, the repeats and the blocks; the blocks of loops; the `when` of
-  claims; the `=` of functions; comments behind neighbouring lines;
+* columns: names, repeats and blocks of neighbouring one-line phases; blocks of loops; the `when` of claims; the `=` of
+  functions; comments of neighbouring lines;
 * blank lines: at most one, none at the ends of a block.
 """
 
@@ -42,9 +42,9 @@ _ENDS = _OPERANDS | {"RPAR", "RSQB", "RBRACE", "STRING"}
 _TIGHT = frozenset({"PLUS", "MINUS", "TIMES"})
 """Operators that stay without spaces where the author wrote none."""
 _GOES_ON = _TIGHT | {"COMPARISON", "AND", "OR", "IF", "ELSE", "WHEN", "COMMA", "RPAR", "RSQB", "RANGE", "LPAR", "LSQB"}
-"""Tokens that cannot begin a statement. A line that starts with one of them continues the line before it."""
+"""Tokens that cannot begin a statement. A line that starts with such a token continues the line before."""
 _COLUMN_AT = {"EXPECT": "WHEN", "FN": "EQUAL"}
-"""By first token of a statement with a second column: the token that begins this column."""
+"""By first token of a statement with a second column: the first token of the column."""
 _WITH_BLOCK = ("PHASE", "FOR", "REPEAT")
 """Statements whose block on the same line is a column."""
 

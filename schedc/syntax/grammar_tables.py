@@ -1,4 +1,4 @@
-"""Builds the tables of the grammar where it is imported: for a server that forks processes, which then have them."""
+"""Builds the tables of the grammar where it is imported: a server's forked processes then have the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words syntax errors: what was expected, what was found, and what to write instead."""
+"""Words syntax errors: expected tokens, the token in the text, and what to write instead."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _help(items: Sequence[Token], i: int, accepted: set[str]) -> str:
 
 
 def _near_word(slip: _Slip) -> str:
-    """A hint for a misspelt keyword: one like the name, if it is legal in its place."""
+    """A hint for a misspelt keyword: a similar keyword, if legal in this place."""
     if slip.token.type != "NAME":
         return ""
     legal = [word for word in _KEYWORDS if {word.upper(), f"{word.upper()}_BLOCK"} & slip.accepted]

@@ -147,7 +147,7 @@ class SizesLine:
 class HotLine:
     """``hot 3 until imbalance < 1.2`` or ``hot auto by microbatch``.
 
-    count: a number, or the word in its place. by: ``by`` and what follows; empty without them. words: ``until``,
+    count: a number, or the word in its place. by: ``by`` and the words behind; empty without. words: ``until``,
     ``imbalance`` and the sign; empty without them.
     """
 
@@ -315,7 +315,7 @@ class CellLine:
 
 
 class PlanLine(Protocol):
-    """Any line of a plan, of one of the classes above. word: the one that begins the line."""
+    """Any line of a plan, of one of the classes above. word: the first word of the line."""
 
     @property
     def word(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The table of the words that begin a line of a plan: the one place that names them for everything about text.
+"""The table of the words that begin a line of a plan: the single source of words for everything about text.
 
 Everything about text follows from a row: the tokens, the parser's recovery, the formatter, error messages and hover
 texts. So do the Pygments lexer and the lines that `tests/project/fuzz_plans.py` writes. The grammar of the editors is
@@ -192,8 +192,8 @@ PLAN_WORDS = (
         "migrate",
         "MIGRATE",
         "migrate every 50 steps when gain > 1 %",
-        "experts that move to other ranks between steps, where the gain of a step, less its share of the moves, is more"
-        " than so many percent of the time of a rank's experts",
+        "experts that move to other ranks between steps, if a step's gain less moves exceeds so many percent of a"
+        " rank's expert time",
         ("every", "steps", "gain"),
     ),
     PlanWord(
@@ -305,7 +305,7 @@ PLAN_LINES: dict[str, str] = {row.word: row.token for row in PLAN_WORDS}
 """The words that begin a line of a plan, and their tokens; elsewhere they are names."""
 
 FORMS: dict[str, str] = {row.word: row.form for row in PLAN_WORDS}
-"""One right line for each word that begins one."""
+"""A correct line for each first word."""
 
 NAMES: dict[str, tuple[str, ...]] = {row.word: row.names for row in PLAN_WORDS}
 """The names that may stand in the lines of each word."""

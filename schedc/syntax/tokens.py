@@ -22,7 +22,7 @@ MAX_NESTING = 64
 MAX_OPERATORS = 200
 MAX_NAME = 64
 MAX_FINDINGS = 20
-"""Most findings of one check that are reported."""
+"""Most reported findings of a check."""
 
 _SURELY_TOKENS = re.compile(r"(?:#[^\n]*\n|[^\w(){}\[\]])*(?P<token>[A-Za-z0-9_.]+|[(){}\[\]])", re.ASCII)
 """A word or bracket with the text before it. Counting such matches is much faster than making tokens."""

@@ -187,7 +187,7 @@ class Cap:
 class Search:
     """``search within n keep k of w``: the heuristic of the zero-bubble paper, with memory for n activations.
 
-    whole: memory of an activation until its I. kept: the part of it until its W. Both None: all of it is kept.
+    whole: memory of an activation until its I. kept: the part until W. Both None: all of it is kept.
     """
 
     within: Expr
@@ -286,7 +286,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class OrderFor:
-    """``order for n``: the order is written for n microbatches per pipe. Those that do not exist are left out."""
+    """``order for n``: the order is written for n microbatches per pipe. Missing microbatches are left out."""
 
     microbatches: Expr
     span: Span
@@ -323,7 +323,7 @@ class ScheduleTree:
     """One ``schedule name(sizes) { ... }``. span: the place of its name.
 
     has_policy: whether the order of a checked schedule depends on costs. slices: slices of a microbatch, which no text
-    says: who opens the schedule may ask for them. checked: whether names and shapes are known to be free of faults.
+    says: the opening call may set the number. checked: whether names and shapes are known to be free of faults.
     """
 
     name: str

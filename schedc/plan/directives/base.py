@@ -151,7 +151,7 @@ def no_findings(_directives: Directives, _schedule: Schedule, _layout: Layout) -
 
 @dataclass(frozen=True)
 class Directive:
-    """The row of a directive: what its file gives to the table `schedc.plan.directives.DIRECTIVES`.
+    """The row of a directive in the table `schedc.plan.directives.DIRECTIVES`, from the directive's file.
 
     read: reads a line into the attachments, and reports what is wrong with the line by itself.
     write: yields its lines in the canonical text. several: whether a plan may have several of its lines.

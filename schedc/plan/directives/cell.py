@@ -33,7 +33,7 @@ def _read(reading: Directives, line: CellLine) -> None:
     lanes = {lane.name.text: lane for lane in line.lanes}
     good = [reading.word(lane.name, ("compute", "comm"), "lane of a cell") for lane in line.lanes]
     if repeated or len(lanes) < len(line.lanes):
-        help = "keep one, with one `compute` and one `comm` lane"
+        help = "keep a single order, with a `compute` and a `comm` lane"
         reading.report("S147", "an order that is given twice", line.span, help)
     elif line.value is not None:
         if reading.word(line.value, ("auto",), "order of a cell"):

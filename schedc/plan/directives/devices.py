@@ -18,7 +18,7 @@ from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import BatchLine, GivenValue, ParallelLine, TopologyLine, WordPair
 from schedc.units import exact_unit, shown, speed_of
 
-# ``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``: the ranks that share experts, and their links.
+# ``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``: the ranks of an expert group, and links.
 
 
 def _read_topology(reading: Directives, line: TopologyLine) -> None:

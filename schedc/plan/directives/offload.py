@@ -81,7 +81,7 @@ def _check_lines_of_host(reading: Directives) -> None:
         reading.report("S146", message, "host", "give units to both, or to neither")
 
 
-# ``offload stage 0 of experts keep 2`` or ``offload auto``: which activations leave until their backward.
+# ``offload stage 0 of experts keep 2`` or ``offload auto``: activations that leave until the backward.
 
 
 _KINDS_OF_ROLE = {"dense": (PartKind.DENSE,)}
@@ -96,7 +96,7 @@ _REMEDY = (
 def _read_offload(reading: Directives, line: OffloadLine) -> None:
     head, *rest = line.parts
     if head.form == "counted" and head.name == "keep":
-        reading.report("S155", "an offload that does not say of what", head.span, _REMEDY)
+        reading.report("S155", "an offload without a part of the model", head.span, _REMEDY)
         return
     if not reading.word(head, _SCOPES, "part of a model"):
         return
@@ -152,7 +152,7 @@ def _check_offload(directives: Directives, schedule: Schedule, layout: Layout) -
 
 
 def _missing_roles(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
-    """S155: roles that no stage of their line has."""
+    """S155: roles without a stage of the line."""
     for rule in directives.plan.offload:
         if missing(rule, schedule.placement):
             continue

@@ -62,7 +62,7 @@ def _read_auto(reading: Directives, parts: list[RulePart], scope: str, numbers: 
 
 
 def _check_lines(reading: Directives) -> None:
-    """S149: levels that the compiler chooses, and no memory that they must fit."""
+    """S149: levels chosen by the compiler, without a memory to fit."""
     automatic = [request for request in reading.requests if request.auto]
     if automatic and reading.tree.memory is None:
         help = "write `memory 80 GB`: the most that a rank may hold"
@@ -186,7 +186,7 @@ def _recomputed_nothing(
             chosen = "has levels that the compiler chooses" if request.auto else "recomputes nothing"
             message = f"stage {schedule.stage[rows[0]]} {chosen}, and the schedule has Rs of it"
             note = f"the first is {schedule.describe(int(rows[0]))}, and there would be nothing for it to do"
-            help = "say a level that lets go of something, or nothing of this stage: its Rs then do all of it again"
+            help = "say a level that lets go of something, or nothing of this stage: Rs then repeat the whole forward"
             yield directives.fault(request.span, "S149", message, help, notes=(note,))
 
 

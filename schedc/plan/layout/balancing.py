@@ -1,7 +1,7 @@
 """Balances layers exactly: the least load of the largest rank, and with it the least load of the largest stage.
 
 Loads are sums of whole parts, so only finitely many can be the largest. Bisection finds the least of them for which
-`exact.fits`, first for ranks, then for stages. The next smaller load does not fit: that proves that none is better.
+`exact.fits`, first for ranks, then for stages. The next smaller load does not fit: this proves the optimum.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _does_not_fit(
 def contributors(
     layout: Layout, stages: Iterable[int], costs: LayerCosts, in_flight: Sequence[int]
 ) -> list[tuple[float, str]]:
-    """(memory, what it is for) of everything that a rank with these stages holds, largest first.
+    """(memory, purpose) of everything that a rank with these stages holds, largest first.
 
     in_flight: [stages] microbatches. Memory is in the unit of the costs.
     """

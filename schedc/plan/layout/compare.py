@@ -80,7 +80,7 @@ def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:
 class LayoutComparison:
     """A layout beside others of the same model.
 
-    others: (what it is, its figures) of each. by_variant: whether it was chosen among variants (`best_variant`).
+    others: (name, figures) of each. by_variant: whether it was chosen among variants (`best_variant`).
     """
 
     chosen: MeasuredLayout

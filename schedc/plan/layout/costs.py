@@ -110,7 +110,7 @@ class LayerCosts:
 def over_parts(counts: Floats | Int64, of_parts: Floats) -> Floats:
     """[..., stages] sums over the parts of stages, kind after kind, so that equal numbers have equal sums.
 
-    counts: [..., stages, kinds] parts of each kind. of_parts: [..., kinds] what one of them has; both broadcast.
+    counts: [..., stages, kinds] parts of each kind. of_parts: [..., kinds] the amount of a part; both broadcast.
     """
     total = counts[..., 0] * of_parts[..., None, 0]
     for kind in range(1, of_parts.shape[-1]):

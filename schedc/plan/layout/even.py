@@ -21,8 +21,8 @@ def even(model: Model, stages: int) -> Layout:
 def padded(model: Model, stages: int, pad: int, at: str | Sequence[int] = "last") -> Layout:
     """A layout with equally many places per stage, ``pad`` of them empty. Layers keep their numbers.
 
-    at: where the empty places are: "last" or "first" of all, or their numbers from 0. `balance` puts them where they
-    balance best. Raises `DiagnosticError` (S143) where the stages do not divide the places.
+    at: where the empty places are: "last" or "first" of all, or their numbers from 0. `balance` finds the best places.
+    Raises `DiagnosticError` (S143) where the stages do not divide the places.
     """
     width = places_per_stage(model, stages, pad)
     empty = positions_at(model.layers + pad, pad, at)

@@ -289,7 +289,7 @@ def _misplaced(part: ModelPart, stage: int, seen: Mapping[PartKind, int]) -> Ite
     elif kind is PartKind.EMBEDDING and (stage or seen):
         yield (
             "the embedding is not at the start",
-            "E is the first part of the first stage: it takes what enters a model",
+            "E is the first part of the first stage: E takes the model's inputs",
         )
     elif kind is PartKind.MTP_EMBEDDING and (stage or seen.keys() != {PartKind.EMBEDDING}):
         yield (

@@ -147,9 +147,9 @@ def test_the_given_costs_are_looked_at_too() -> None:
 @pytest.mark.parametrize(
     ("condition", "why"),
     [
-        ("M > 100", "its condition does not hold at this size"),
-        ("F > 100*I and 2*F < I", "no costs satisfy its condition at this size"),
-        ("makespan < F", "no costs satisfy its condition at this size"),
+        ("M > 100", "the condition does not hold at this size"),
+        ("F > 100*I and 2*F < I", "no costs satisfy the condition at this size"),
+        ("makespan < F", "no costs satisfy the condition at this size"),
     ],
 )
 def test_a_claim_that_nothing_satisfies_says_so(condition: str, why: str) -> None:

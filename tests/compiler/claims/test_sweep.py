@@ -114,7 +114,7 @@ def test_of_a_plan_its_schedule_is_spoken_of_and_that_is_said(arguments: list[st
     path.write_text("plan large = 1f1b(P = 4, M = 8) { layers 11  costs head 3 }\n")
     result = CliRunner().invoke(main, [arguments[0], str(path), *arguments[1:]])
     assert result.exit_code == 0
-    assert result.stderr == "note: large is a plan: what follows is said of its schedule `1f1b`, without its layers\n"
+    assert result.stderr == "note: large is a plan: what follows is about schedule `1f1b`, without layers\n"
     assert CliRunner().invoke(main, [arguments[0], "1f1b", *arguments[1:]]).stderr == ""
 
 

@@ -57,7 +57,7 @@ def test_an_order_for_more_microbatches_counts_whole_ones() -> None:
     ("body", "position", "said"),
     [
         ("F @ 1  F @ 0  F @ 2  repeat 3 { B }", ("S125", 2, 1), "forward of segment 1 of microbatch 0 on stage 0"),
-        ("repeat 3 { F }  B @ 0  B @ 1  B @ 2", ("S125", 2, 17), "before that of segment 1, which it needs"),
+        ("repeat 3 { F }  B @ 0  B @ 1  B @ 2", ("S125", 2, 17), "before the needed backward of segment 1"),
         ("repeat 3 { F }  I @ 2  I @ 0  I @ 1 repeat 3 { W }", ("S125", 2, 24), "backward of segment 0"),
     ],
 )

@@ -61,7 +61,7 @@ def test_torchtitan_gets_flags() -> None:
     assert export("torchtitan", "dualpipev") == (
         "# dualpipev: P = 4, M = 10\n"
         "# For torchtitan 0.3.0: append these flags to `--module ... --config ...`.\n"
-        "# The schedule named here places the stages. Their order is that of the CSV, which\n"
+        "# The schedule named here places the stages. The order comes from the CSV, which\n"
         "# `schedc export ... --to csv -o dualpipev.csv` writes.\n"
         "# The local batch size is the number of microbatches times the microbatch size.\n"
         "--training.local_batch_size 10\n"
@@ -77,7 +77,7 @@ def test_nemo_automodel_gets_lines_of_a_recipe() -> None:
     assert export("nemo", "interleaved_1f1b", "-D", "v=3") == (
         "# interleaved_1f1b: P = 4, M = 8, v = 3\n"
         "# For NeMo AutoModel 0.7.0: merge these lines into the recipe.\n"
-        "# The schedule named here places the stages. Their order is that of the CSV, which\n"
+        "# The schedule named here places the stages. The order comes from the CSV, which\n"
         "# `schedc export ... --to csv -o interleaved_1f1b.csv` writes.\n"
         "# The local batch size is the number of microbatches times the microbatch size.\n"
         "# Set distributed.pipeline.layers_per_stage to an n with ceil(layers / n) = 12: 3 stages per rank.\n"
