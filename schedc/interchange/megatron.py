@@ -178,4 +178,4 @@ def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:
 
 def _refusal(schedule: Schedule, why: str, nearest: str) -> DiagnosticError:
     message = f"Megatron cannot run the order of {schedule.name}"
-    return cannot("S607", message, why, f"the nearest for Megatron is `{nearest}`", schedule.source)
+    return cannot("S607", message, why, f"`{nearest}` is the nearest there", schedule.source)
