@@ -42,6 +42,8 @@ from schedc_runtime.testing import pool
 from support.copied_plans import CELLS
 
 STEPS, TOKENS = 2, 512
+KINDS = ("by step", "by microbatch")
+"""The ways whose rows and slots are counted."""
 
 
 class OnFirstRank(Prescribed):
@@ -107,7 +109,7 @@ def recorded(draws: Draws) -> Int64:
 def memory(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of counted and of predicted rows and bytes."""
     cases, processes = [], pool(RANKS)
-    for way in ("by step", "by microbatch"):
+    for way in KINDS:
         for name, exponent in {**SKEWS, "worst": None}.items():
             draws = Draws(exponent or 0.0, TOKENS, options.seed)
             ranks = processes.run(

@@ -42,6 +42,7 @@ above 1e-14, or with unequal bits.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,7 @@ from figures import give, parser_of, stdout_as_stderr
 from schedc_runtime.testing import CaseFailed, pool
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+os.environ["SCHEDC_SWEEP"] = "full"  # ranks try every order of a cell
 
 from tensor_costs import byte_cases, judge_bytes, judge_step, step_cases
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.sweeps import leave_out
+
 settings.register_profile("schedc", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("schedc")
 
@@ -67,10 +69,11 @@ LONGEST = {
 Those in keeper/ and ranks/ are a fifth of what a machine with five times the load took: only their order counts."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no worker is left with one of them at the end.
 
-    Files of `LONGEST` come by their seconds, then others by their number of tests that are slow or start ranks.
+    Tests that run in sweeps alone are left out. Files of `LONGEST` come by their seconds, then others by their number
+    of tests that are slow or start ranks.
     Raises `pytest.UsageError` where `LONGEST` names a file that is not there: a file that is moved keeps its place.
     """
     folder = Path(__file__).parent
@@ -78,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{__file__}: LONGEST names files that are not there: {', '.join(gone)}")
     seconds = {folder / name: each for name, each in LONGEST.items()}
     slow = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
+    leave_out(config, items)
     items.sort(key=lambda item: (-seconds.get(item.path, 0), -slow[item.path]))
 
 

@@ -14,6 +14,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.pipeline.build.assemble import order_cells
 from schedc_runtime.pipeline.build.replica_works import place_works
+from support.sweeps import swept
 
 
 def overlapping(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
@@ -36,10 +37,13 @@ def drawn(kind: str, forward: StageShape | None, backward: StageShape | None) ->
 ORDERS: dict[str, Any] = {"serial": None, "overlapped": overlapping, "drawn": drawn}
 
 
-def in_each_order(pipe: Pipeline, names: Iterable[str] = tuple(ORDERS)) -> Iterator[str]:
-    """Gives the cells each of these orders. Gradients are gone when it yields. A collective."""
+def in_each_order(pipe: Pipeline, names: Iterable[str] = ()) -> Iterator[str]:
+    """Gives the cells each of these orders. Gradients are gone when it yields. A collective.
+
+    names: by default all in sweeps, and in the suite the serial and the drawn one.
+    """
     assembly = pipe._assembly
-    for name in names:
+    for name in names or swept(tuple(ORDERS), ("serial", "drawn")):
         assembly.settings = replace(assembly.settings, cells=ORDERS[name])
         order_cells(assembly)
         assembly.bound_code.cells = assembly.cell_source

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,13 +25,13 @@ _JOB = 120.0
 """Seconds in which a job must have ended."""
 
 
-def flaws() -> list[str]:
+def flaws(copies: Sequence[str] = COPIES) -> list[str]:
     """What is wrong with jobs that have lost a node. They run at the same time."""
     whole = _undisturbed()
-    with ThreadPoolExecutor(len(COPIES)) as threads:
-        outcomes = list(threads.map(lost, COPIES))
+    with ThreadPoolExecutor(len(copies)) as threads:
+        outcomes = list(threads.map(lost, copies))
     whys = [_flaw(*outcome, whole) for outcome in outcomes]
-    return [f"copy={copy}: {why}" for copy, why in zip(COPIES, whys, strict=True) if why]
+    return [f"copy={copy}: {why}" for copy, why in zip(copies, whys, strict=True) if why]
 
 
 def lost(copy: str) -> tuple[Outcome, int]:

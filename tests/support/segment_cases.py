@@ -138,7 +138,13 @@ def pipe_of(model: nn.Module, program: Program, **options: Any) -> Pipeline:
 
 
 def sequences(
-    rank: int, world: int, names: Sequence[str], orders: int = 20, tensor: int = 1, levels: Sequence[str] = ()
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    orders: int = 20,
+    tensor: int = 1,
+    levels: Sequence[str] = (),
+    schedules: Sequence[str] = ("seq1f1b", "split", "ahead"),
 ) -> list[dict[str, Any]]:
     """A case for each family and schedule: errors of loss and gradients, and bits of further legal orders.
 
@@ -154,7 +160,7 @@ def sequences(
             model = model_of(name)
             loss, gradients = alone(model)
             mesh = Mesh(DEPTH, experts=tensor if name in KINDS else 1, tensor=tensor)
-            programs = {each: [compiled(each)] for each in ("seq1f1b", "split", *["ahead"][: len(levels)])}
+            programs = {each: [compiled(each)] for each in schedules if levels or each != "ahead"}
             if orders:
                 programs["random"] = list(legal_orders(orders))
             for schedule_name, several in programs.items():

@@ -92,15 +92,17 @@ def _case(
 WHOLE = {name: style for name, style in TOY_PLAN.items() if name not in ("embedding", "head")} | {"head": "replicate"}
 
 
-def toys(rank: int, world: int) -> dict[str, Any]:
-    """Toys with split and whole heads, tied and not, in both forms; and a refusal."""
+def toys(rank: int, world: int, names: list[str]) -> dict[str, Any]:
+    """Toys with split and whole heads, tied and not, in both forms: those of ``names``; and a refusal."""
     figures: dict[str, Any] = {}
     for tied, schedule, form, styles in (
         (False, "zbh1", "again", TOY_PLAN), (True, "1f1b", "early", TOY_PLAN), (True, "dualpipev", "again", TOY_PLAN),
         (False, "dualpipe", "early", TOY_PLAN), (True, "zbh1", "early", WHOLE),
     ):  # fmt: skip
-        model = toy(tied=tied, blocks=4 if schedule == "dualpipev" else 2)
         name = f"{schedule}{' tied' * tied} {form}{' whole' * (styles is WHOLE)}"
+        if name not in names:
+            continue
+        model = toy(tied=tied, blocks=4 if schedule == "dualpipev" else 2)
         figures[name] = _case(model, "head", schedule, form, styles, reference(model, lambda given: given))
     return figures | {"refused": _refused()}
 

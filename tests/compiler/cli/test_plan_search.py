@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.planner.presets.library import files
 from schedc.planner.times.skew import fullest_rank
+from support.sweeps import swept
 
 SEARCH = (
     *("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1"),
@@ -281,15 +282,17 @@ def test_a_search_that_ends_early_says_what_is_open() -> None:
     assert 0 < certificate["bound_s"] <= best
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
     """Every plan of the restriction, with experts and without, becomes flags."""
+    count = swept(12, 4)
     for model, axes in (("qwen3-30b-a3b", "tp <= 2 and microbatch <= 2"), ("llama-3.1-8b", "cp == 1")):
         folder = tmp_path / model
         search = (model, "h100", "-D", "devices=16", "--batch", "64x4096", "--restrict", "megatron-core")
-        assert schedc("plan", *search, "--require", axes, "--top", "12", "-o", str(folder)).exit_code == 0
+        assert schedc("plan", *search, "--require", axes, "--top", str(count), "-o", str(folder)).exit_code == 0
         plans = sorted(folder.glob("*.sched"))
-        assert len(plans) == 12
+        assert len(plans) == count
         for plan in plans:
             result = schedc("export", str(plan), "--to", "megatron")
             assert result.exit_code == 0, result.output

@@ -227,7 +227,7 @@ def test_no_printed_piece_says_what_was_false(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept(names(), (*READ, "zb_greedy", "hanayo")))
+@pytest.mark.parametrize("name", swept(names(), (*READ, "hanayo")))
 def test_the_report_of_every_schedule_is_made(name: str) -> None:
     """Here of fewer sizes than the command looks at; what it says of them is proved all the same."""
     report = facts(name)

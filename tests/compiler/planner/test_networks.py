@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from truth.networks import LEVELS, NETWORKS, all_networks, of_three_levels, searched_placements
 
+from support.sweeps import swept
+
 MEDIANS = ConstantVectors.of((), np.zeros((1, 0)))
 MODEL = open_model("llama-3.1-8b").at(4096)
 
@@ -284,13 +286,14 @@ def test_rails_turn_the_hops_of_context_rings_between_domains() -> None:
     assert (turned - own > 0).tolist() == [False, True, False]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @short_search()
 def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
     """Some of the 1,000 levels that `planner_truth.py networks` tries, and pairs that overlap on 288 devices."""
     cases = [
-        *all_networks(LEVELS[::333], "not overlap", "tp == 1", every=3),
+        *all_networks(LEVELS[:: swept(333, 999)], "not overlap", "tp == 1", every=swept(3, 12)),
         searched_placements(288, 16, "schedule == 1f1b_overlap", "overlap", "tp == 2"),
     ]
-    assert len(cases) == 2 * len(NETWORKS) + 1 + 4 + 1 > 25
+    assert len(cases) == 2 * len(NETWORKS) + 1 + swept(4, 1) + 1
     assert [case for case in cases if not case.agrees] == []

@@ -20,13 +20,15 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import in_process
 from support.audit_cases import SETTINGS, FaultyStage, Flip, Setting, flip_bit, flips, watch_of
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
 PLAIN, TWINS = SETTINGS[0], SETTINGS[2]
 
 
-@pytest.mark.parametrize("setting", [PLAIN, TWINS, SETTINGS[4]], ids=lambda each: each.schedule)
+@pytest.mark.sweep
+@pytest.mark.parametrize("setting", [TWINS, *swept([PLAIN, SETTINGS[4]], [])], ids=lambda each: each.schedule)
 def test_flips_that_change_what_is_sent_are_named(setting, tmp_path):
     outcomes = flips(setting, 24, str(tmp_path))
     assert [outcome for outcome in outcomes if outcome.changed and not outcome.named] == []

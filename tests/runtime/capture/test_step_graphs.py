@@ -20,12 +20,14 @@ from schedc_runtime.transport.collectives_in_process import SideStream, joined
 from support.capture_cases import SMALL, data, pipeline
 from support.device_faults import left_out
 from support.graph_cases import differing, dropped, trained, with_graphs, zeroed_or_dropped
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
 STEPS = 7
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "schedule", "sizes", "between"),
     [
@@ -33,7 +35,7 @@ STEPS = 7
         ("dense", "interleaved_1f1b", None, dropped),
         ("dense", "dualpipe", None, zeroed_or_dropped),
         ("chunked", "zbh1", None, dropped),
-        pytest.param("padded", "dualpipev", SMALL, zeroed_or_dropped, marks=pytest.mark.slow),
+        *swept([("padded", "dualpipev", SMALL, zeroed_or_dropped)], []),
     ],
 )
 def test_replayed_steps_have_the_same_bits(kind: str, schedule: str, sizes: Any, between: Any) -> None:

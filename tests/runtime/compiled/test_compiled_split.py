@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
 from support.needs import needs
 from support.split_models import Splitting, differing, plain
+from support.sweeps import in_sweeps
 
 WIDTH = 16
 pytestmark = [
@@ -155,6 +156,7 @@ def test_inductor_chooses_strides() -> None:
     check("convolutions", cut_inductor, "inductor")
 
 
+@in_sweeps("test_lengths_that_change", "test_inductor_chooses_strides")
 @pytest.mark.slow
 @needs_compiler
 def test_inductor_with_lengths_that_change() -> None:

@@ -19,6 +19,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.testing import pool
 from support import chosen_cases, row_cases
+from support.sweeps import swept
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -29,7 +30,8 @@ def _programs(microbatches: int = 8) -> list[schedc.Program]:
     return [schedc.compile(name, P=2, M=microbatches) for name in NAMES]
 
 
-@pytest.mark.parametrize("number", range(len(chosen_cases.FAMILIES)))
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", swept(range(len(chosen_cases.FAMILIES)), (0,)))
 def test_a_chosen_program_has_the_bits_of_a_pipeline_of_its_own(number: int) -> None:
     cases, failed, figures = chosen_cases.chosen((number,))
     assert (failed, figures["bound_later"]) == ([], 0)

@@ -28,7 +28,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 from support.warm_command import run_schedc
 
 SHARDED = [
@@ -43,7 +43,7 @@ SHARDED = [
 
 @pytest.mark.processes
 @pytest.mark.sweep
-@pytest.mark.parametrize(("schedule", "kind", "experts", "data", "rs"), swept(SHARDED, SHARDED[:4]))
+@pytest.mark.parametrize(("schedule", "kind", "experts", "data", "rs"), swept(SHARDED, SHARDED[:3:2]))
 def test_sharded_dense_parts_give_the_bits_of_whole_ones(
     schedule: str, kind: str, experts: int, data: int, rs: bool
 ) -> None:
@@ -172,6 +172,7 @@ plan sharded = 1f1b(P = 1, M = 2) {
 """
 
 
+@in_sweeps("test_sharded_dense_parts_give_the_bits_of_whole_ones")
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_compares_the_rows_that_each_rank_holds(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from support.kept_runs import Run
 from support.killed_runs import Case, held, killed_flushes, killed_trainings
+from support.sweeps import swept
 
 STEPS = 6
 
@@ -40,8 +41,9 @@ def undisturbed(
     return request.param, state
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [("1f1b", 2), ("zbv", 2), ("1f1b", 1)])
+@pytest.mark.parametrize("again", [("1f1b", 2), ("zbv", 2), *swept([("1f1b", 1)], [])])
 def test_a_run_goes_on_with_the_same_bits(
     tmp_path: Path, again: tuple[str, int], undisturbed: tuple[bool, dict[str, Any]]
 ) -> None:

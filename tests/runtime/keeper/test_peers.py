@@ -27,8 +27,9 @@ from schedc_runtime.ranks.processes import this_process
 from schedc_runtime.saved.safetensors import safetensors_header
 from support.hostile_messages import PUT, READ, TOKEN, answered, body_of, hostile_message, listening, message
 from support.kept_runs import Run
-from support.lost_jobs import flaws
+from support.lost_jobs import COPIES, flaws
 from support.paths import ROOT
+from support.sweeps import swept
 
 NUMBERS = 1 << 16
 
@@ -45,11 +46,12 @@ def test_lost_nodes_come_back_with_their_bits() -> None:
     assert figures["brought"] >= 12, "each lost node has two images to get back"
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_job_goes_on_with_the_copies_of_a_lost_node() -> None:
     """Under torchrun, on a node that waited: states copied at once, and states copied in pieces beside a step."""
-    assert flaws() == []
+    assert flaws(swept(COPIES, COPIES[1:])) == []
 
 
 def test_hostile_messages_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.resumed_runs import Layout, chain
+from support.sweeps import swept
 
 CHAINS = [
     (Layout("sharded", "zbv", 2, 1, 2, size=4), Layout("sharded", "dualpipev", 1, 1, 4, size=4)),
@@ -16,9 +17,10 @@ CHAINS = [
 """On four ranks: the layout that trains, and the one that loads the state of the first."""
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "other"), CHAINS, ids=[layout.feature for layout, _ in CHAINS])
+@pytest.mark.parametrize(("layout", "other"), swept(CHAINS, CHAINS[1:]), ids=lambda layout: layout.feature)
 def test_runs_go_on_in_their_layout_and_in_another(layout: Layout, other: Layout, tmp_path: Path) -> None:
     outcomes = list(chain(layout, other, tmp_path))
     assert [source for source, _, _ in outcomes] == ["memory", "disk", "another layout"]

@@ -20,7 +20,7 @@ from schedc_runtime.triton_kernels.numbers import veiled
 from support import kernel_facts, kernel_numbers, product_cases
 from support.kernel_facts import answer_of
 from support.needs import BARE
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 PACKAGE = Path(schedc_runtime.__file__).parent
 
@@ -82,6 +82,7 @@ def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
     assert answer_of(kernel_numbers, interpreted=True) == []
 
 
+@in_sweeps("test_numbers_in_the_interpreter_are_those_of_the_twins")
 @pytest.mark.slow
 def test_planted_faults_change_numbers() -> None:
     assert answer_of(kernel_numbers, "--faults", "--first", interpreted=True) == []

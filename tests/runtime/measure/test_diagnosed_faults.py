@@ -13,9 +13,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from diagnosis import Faults, diagnosed_cases
 from diagnosis_ranks import Fault, Setting
 
+from support.sweeps import swept
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("setting", "faults"),
     [
@@ -30,7 +33,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
             Setting("ours", "1f1b", ranks=2, microbatches=4, seconds=0.03),
             {"snapshots": (Fault(saving=0.02), "snapshots = none")},
         ),
-        (Setting("torch", "1F1B", ranks=3, microbatches=4), {"rank": (Fault(rank=1), "rank 1 = others")}),
+        *swept([(Setting("torch", "1F1B", ranks=3, microbatches=4), {"rank": (Fault(rank=1), "rank 1 = others")})], []),
     ],
 )
 def test_a_fault_of_real_ranks_is_first_and_its_gain_is_near(setting: Setting, faults: Faults) -> None:

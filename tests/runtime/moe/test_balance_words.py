@@ -22,6 +22,7 @@ import emulated_balance
 import even_steps
 
 from schedc_runtime.testing import pool
+from support.sweeps import in_sweeps, swept
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -45,23 +46,28 @@ def once(ranks: int) -> Callable[[int], Any]:
     return lambda _: SimpleNamespace(run=run)
 
 
+@pytest.mark.sweep
 def test_rows_are_even_and_copies_travel_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = swept(("by step", "by microbatch"), ("by step",))
     monkeypatch.setattr(even_steps, "SKEWS", {"zipf": 1.0, "even": even_steps.EVEN})
-    monkeypatch.setattr(even_steps, "WAYS", {way: line for way, line in even_steps.WAYS.items() if line})
+    monkeypatch.setattr(even_steps, "WAYS", {way: even_steps.WAYS[way] for way in ways})
     monkeypatch.setattr(even_steps, "pool", once(even_steps.RANKS))
     rows, moved = even_steps.rows(OPTIONS), even_steps.moved_bytes(OPTIONS)
     assert (rows["failed"], moved["failed"]) == (0, 0)
-    for way in ("by step", "by microbatch"):
+    for way in ways:
         assert moved["zipf"][way]["copies"] > 0 == moved["even"][way]["copies"]
 
 
+@pytest.mark.sweep
 def test_slots_and_worst_rows_are_those_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copied_memory, "SKEWS", {"zipf": 1.0})
+    monkeypatch.setattr(copied_memory, "KINDS", copied_memory.KINDS[: swept(2, 1)])
     found = copied_memory.memory(OPTIONS)
     assert [case for case in found["figures"] if case["counted"] != case["predicted"]] == []
-    assert found["cases"] == 5
+    assert found["cases"] == swept(5, 3)
 
 
+@in_sweeps("runtime/measure/test_waterfall.py::test_a_step_takes_as_long_as_predicted")
 def test_emulated_steps_take_as_long_as_the_choice_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """With copies on the links, whose time a dispatch waits for."""
     monkeypatch.setattr(emulated_balance, "SKEWS", (1.6,))

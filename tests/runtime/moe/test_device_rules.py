@@ -46,7 +46,7 @@ def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method) -> None:
     """Outputs and all gradients: exact, padded, and in bounded buffers, which are never full."""
     modes: list[dict[str, Any]] = [{}, {"capacity": 1}, {"capacity": 3}, {"bound": 2.0}, {"bound": 4.0}]
     dtypes = (torch.float32, torch.float64)
-    cases = [*product([(2, 2)], modes, dtypes), *product([(1, 4), (4, 1)], modes[2:], dtypes[:1])]
+    cases = [*product([(2, 2)], modes, dtypes[: swept(2, 1)]), *product([(1, 4), (4, 1)], modes[2:], dtypes[:1])]
     for (nodes, per_node), mode, dtype in cases:
         case = Case(nodes, per_node, (9, 0, 5, 7), experts=8, top=3, width=3, dtype=dtype, **mode)
         data = data_of(case)

@@ -16,6 +16,7 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.testing import pool
 from support.expert_cases import batch_of, blocks_for, compiled, in_process, model, train
 from support.runtime_cases import next_token_loss, plain
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +31,15 @@ CASES = [
 
 
 @pytest.mark.processes
+@pytest.mark.sweep
 def test_processes() -> None:
-    for wrong in pool(4).run("support.expert_cases:parity", cases=CASES, timeout=240):
-        assert wrong == [[]] * len(CASES)
+    cases = swept(CASES, CASES[::3])
+    for wrong in pool(4).run("support.expert_cases:parity", cases=cases, timeout=240):
+        assert wrong == [[]] * len(cases)
 
 
-@pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("method", ["hierarchical", *swept(["flat", "allgather"], [])])
 def test_sharing_experts_trains_the_undivided_model(method: str) -> None:
     lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
     check_whole_model(compiled("1f1b", {"P": 2, "M": 2}, lines))

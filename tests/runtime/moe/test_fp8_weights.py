@@ -53,7 +53,7 @@ def steps(pipe: Pipeline) -> list[Tensor]:
 @pytest.mark.slow
 def test_a_step_rounds_each_weight_once_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "  experts 8 top 2 precision fp8 or fallback\n  topology nodes 2 x 1\n"
-    program = compiled("1f1b", {"P": 1, "M": 4}, lines)
+    program = compiled("1f1b", {"P": 1, "M": 2}, lines)
     pipes = [
         Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=batch_of(program, 1)[0])
         for _ in range(2)

@@ -17,6 +17,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
 from schedc_runtime.moe.layer import MoELayer
 from support.needs import needed
+from support.sweeps import swept
 
 transformers = needed("transformers")
 
@@ -114,8 +115,11 @@ def test_the_state_dict_goes_back_to_the_original(name: str, sizes: dict[str, An
     assert all(value.is_contiguous() for value in original_state_dict(model).values())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN), ("DeepseekV3", DEEPSEEK)])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("DeepseekV3", DEEPSEEK), *swept([("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN)], [])]
+)
 def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -> None:
     """Three steps of Adam through split backwards give the weights of three steps without a pipeline."""
     model, alone = make(name, sizes, torch.float64), make(name, sizes, torch.float64)

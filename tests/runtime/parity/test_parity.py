@@ -13,6 +13,7 @@ from schedc.ir.program import Channel, InstructionKind, Program
 from schedc_runtime import Pipeline
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, differences, model_for, next_token_loss, oracle, small_gpt, tokens
+from support.sweeps import swept
 
 ON_PROCESSES = {
     2: [
@@ -38,10 +39,11 @@ IN_PROCESS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", ON_PROCESSES)
 def test_processes(ranks: int) -> None:
-    cases = [(name, {"P": ranks, **sizes}) for name, sizes in ON_PROCESSES[ranks]]
+    cases = [(name, {"P": ranks, **sizes}) for name, sizes in ON_PROCESSES[ranks][swept(0, 1) :: swept(1, 2)]]
     everyone = pool(ranks).run("support.runtime_cases:parity", cases=cases, timeout=120)
     for number, case in enumerate(cases):
         model = model_for(compile_schedule(case[0], **case[1]))

@@ -22,7 +22,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import BatchRefused, split
 from schedc_runtime.testing import pool
 from support.runtime_cases import differences
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 EXPERTS = ("experts 4 top 2 shared 1",)
 ROWS, TOKENS, VOCAB = 8, 6, 24
@@ -97,7 +97,7 @@ def wrong_in(pipe: Pipeline, layout: str, experts: int, *, serial: bool = True) 
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept([*CASES], [*CASES][::2]))
+@pytest.mark.parametrize("name", swept([*CASES], [*CASES][::4]))
 def test_gradients_are_those_of_one_stage(name: str, tmp_path: Path) -> None:
     schedule, layout, experts = CASES[name]
     pipe = pipeline(written(tmp_path, schedule, layout, *EXPERTS[:experts]), layout, experts, in_process=True)
@@ -125,7 +125,10 @@ def test_a_state_more_crosses_where_the_first_stage_embeds() -> None:
     assert model.predictions[0].embedding is None
 
 
-@pytest.mark.parametrize(("line", "experts", "M"), [("recompute full", 1, 4), ("recompute full in bubbles", 0, 8)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("line", "experts", "M"), [("recompute full", 1, 4), *swept([("recompute full in bubbles", 0, 8)], [])]
+)
 def test_recomputation_before_an_early_loss(line: str, experts: int, M: int, tmp_path: Path) -> None:
     """By level, in segments; and by Rs of whole stages."""
     layout = "Eet|t|mL|L"
@@ -146,6 +149,7 @@ def on_ranks(rank: int, world_size: int, folder: str) -> list[list[str]]:
     return wrong
 
 
+@in_sweeps("test_gradients_are_those_of_one_stage")
 @pytest.mark.processes
 def test_losses_of_several_processes(tmp_path: Path) -> None:
     assert pool(4).run("runtime.partition.test_output_stages:on_ranks", folder=str(tmp_path)) == [[[], []]] * 4

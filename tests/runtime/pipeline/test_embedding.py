@@ -15,6 +15,7 @@ import torch
 from schedc_runtime.testing import pool
 from support.paths import ROOT
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import in_sweeps
 from support.warm_command import run_torchrun
 
 BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
@@ -60,6 +61,7 @@ EXAMPLE = "examples/02_train_gpt.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
+@in_sweeps("test_the_example_under_torchrun_which_restarts_it_once")
 @pytest.mark.processes
 def test_torchs_own_command_starts_the_example() -> None:
     """With a new interpreter, on one rank; other tests fork the ranks of torchrun."""

@@ -16,11 +16,13 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.report.jobs import job_text
 from support.local_jobs import launch_line
 from support.paths import ROOT
+from support.sweeps import in_sweeps
 from support.warm_command import run_torchrun
 
 LOCAL = ROOT / "examples" / "plan_local"
 
 
+@in_sweeps("compiler/report/test_jobs.py::test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer")
 @pytest.mark.processes
 def test_the_launch_line_trains_on_four_processes(tmp_path: Path) -> None:
     model, cluster = open_model(str(LOCAL / "model.toml")).at(32), open_cluster(str(LOCAL / "cluster.toml"))

@@ -23,6 +23,7 @@ from schedc_runtime.kernels.norm import normalised
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.row_flow.follow import follow
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -221,13 +222,15 @@ def meetings(function: Function, inside: bool) -> list[str]:
     return [str(meeting) for meeting, _ in follow(parts.records, (rows,), {}, training=True).meetings]
 
 
-@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept([*MEETING], [*MEETING][::2]))
 def test_rows_that_meet_are_found(name: str) -> None:
     for inside in (True, False):
         assert meetings(MEETING[name], inside), f"inside: {inside}"
 
 
-@pytest.mark.parametrize("name", [*APART, *INSIDE])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept([*APART, *INSIDE], [*APART, *INSIDE][::2]))
 def test_rows_that_stay_apart_are_let_through(name: str) -> None:
     assert meetings((APART | INSIDE)[name], inside=True) == []
     if name in APART:

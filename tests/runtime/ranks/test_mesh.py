@@ -26,6 +26,7 @@ from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
+from support.sweeps import swept
 
 
 def test_places_cover_the_world_and_groups_partition_it() -> None:
@@ -180,6 +181,7 @@ def test_the_mesh_of_a_parallel_line() -> None:
 CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 def test_processes() -> None:
     cases = [
@@ -188,6 +190,7 @@ def test_processes() -> None:
         ("zbv", {"P": 2, "M": 4}, 2, 1),
         ("zbh1", {"P": 2, "M": 3}, 1, 2, True),
     ]
+    cases = swept(cases, cases[2:])
     everyone = pool(4).run("support.mesh_cases:parity", cases=cases, timeout=120)
     for number, case in enumerate(cases):
         every_name = {name for name, _ in small_gpt(tied=len(case) > 4).named_parameters()}

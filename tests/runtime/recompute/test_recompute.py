@@ -101,9 +101,7 @@ TWO_RANKS = [
 
 @pytest.mark.processes
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("ranks", "cases"), [(4, swept(FOUR_RANKS, FOUR_RANKS[:1])), (2, swept(TWO_RANKS, TWO_RANKS[1:]))]
-)
+@pytest.mark.parametrize(("ranks", "cases"), [(4, swept(FOUR_RANKS, FOUR_RANKS[:1])), *swept([(2, TWO_RANKS)], [])])
 def test_processes(ranks: int, cases: list[Any]) -> None:
     """Experts over two processes, at each level; where the flag says so, with Rs in the program."""
     for wrong in pool(ranks).run("support.recompute_cases:parity", cases=cases, timeout=240):

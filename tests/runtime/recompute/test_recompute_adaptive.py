@@ -166,13 +166,19 @@ def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> No
 STEERED = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("recompute", "method"),
     [
-        (Recompute(Level.FULL, 1.5), Method.FLAT),
         (Recompute(Level.FULL, 1.5), Method.HIERARCHICAL),
-        (Recompute(Level.LIGHT, 1.5, By.GROUP), Method.HIERARCHICAL),
         (Recompute(Level.MEDIUM, 1.5, By.RANK), Method.FLAT),
+        *swept(
+            [
+                (Recompute(Level.FULL, 1.5), Method.FLAT),
+                (Recompute(Level.LIGHT, 1.5, By.GROUP), Method.HIERARCHICAL),
+            ],
+            [],
+        ),
     ],
 )
 def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, recompute: Recompute) -> None:

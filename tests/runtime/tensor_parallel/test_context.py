@@ -21,17 +21,20 @@ from schedc_runtime.tensor_parallel.styles import Core, StyledModule
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
+from support.sweeps import swept
 from support.tensor_cases import family
 
 CASES = "support.context_cases"
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_documents_over_context_ranks_are_those_alone() -> None:
     """Full attention, and windows shorter than documents; every order of a cell has the same bits."""
-    for name, schedule, sizes in (("qwen3", "1f1b_overlap", {}), ("mistral", "1f1b", {"sliding_window": 3})):
+    both = (("qwen3", "1f1b_overlap", {}), ("mistral", "1f1b", {"sliding_window": 3}))
+    for name, schedule, sizes in both[: swept(2, 1)]:
         given: dict[str, Any] = {"names": [name], "schedules": [schedule], "num_hidden_layers": 2, **sizes}
         for cases in pool(4).run(f"{CASES}:sequences", timeout=240, **given):
             assert len(cases) == 1

@@ -18,6 +18,7 @@ from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
+from support.sweeps import swept
 from support.tensor_cases import TOY_PLAN, toy
 from support.tensor_cost_cases import checked_bytes, judge_bytes
 from support.tensor_expert_cases import expert_family
@@ -60,9 +61,10 @@ def test_prices_have_the_exchanges_of_experts_behind_attention() -> None:
         assert [(role, lane) for role, lane, *_ in nodes(known)] == wanted
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(("ranks", "level"), [(2, "none"), (4, "full"), (2, "layer")])
+@pytest.mark.parametrize(("ranks", "level"), [(4, "full"), *swept([(2, "none"), (2, "layer")], [])])
 def test_bytes_of_tensor_ranks_are_those_that_are_checked(ranks: int, level: str) -> None:
     """Below `layer` inputs of cores are whole on each rank. A thread would count messages of others."""
     told = pool(4).run("support.tensor_cost_cases:rank_of_bytes", timeout=120, ranks=ranks, level=level)

@@ -16,18 +16,21 @@ from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
+from support.sweeps import swept
 from support.tensor_cases import TOY_PLAN, Toy, batch, toy
 from support.vocabulary_cases import CHUNK
 
 CASES = "support.vocabulary_cases"
-NAMES = ["zbh1 again", "1f1b tied early", "dualpipev tied again", "dualpipe early", "zbh1 tied early whole"]
+NAMES = ["zbh1 again", "dualpipev tied again", "zbh1 tied early whole"]
+NAMES += swept(["1f1b tied early", "dualpipe early"], [])
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return pool(4).run(f"{CASES}:toys", timeout=240)
+    return pool(4).run(f"{CASES}:toys", timeout=240, names=NAMES)
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("case", NAMES)

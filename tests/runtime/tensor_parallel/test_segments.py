@@ -12,24 +12,28 @@ from schedc_runtime.pipeline.agree.sequences import cut_sequences, segmented_cal
 from schedc_runtime.stage.carries import Carries
 from schedc_runtime.testing import pool
 from support.needs import needs
+from support.sweeps import swept
 
 CASES = "support.segment_cases"
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_documents_in_segments_are_those_alone() -> None:
-    """Whole and split backwards; 20 random legal orders with one order of sums have the same bits."""
-    for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=["llama"], orders=20):
-        assert [case["orders"] for case in cases] == [1, 1, 20]
+    """Whole and split backwards; random legal orders with one order of sums have the same bits."""
+    orders = swept(20, 6)
+    for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=["llama"], orders=orders):
+        assert [case["orders"] for case in cases] == [1, 1, orders]
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "level"), [("mistral", "full"), ("deepseek_v3", "layer")])
+@pytest.mark.parametrize(("name", "level"), [("mistral", "full"), *swept([("deepseek_v3", "layer")], [])])
 def test_segments_are_recomputed_with_the_same_bits(name: str, level: str) -> None:
     """In the backward and in an R ahead of it: windows, and latents that are joined a second time."""
     for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=[name], orders=0, levels=[level]):
@@ -39,14 +43,16 @@ def test_segments_are_recomputed_with_the_same_bits(name: str, level: str) -> No
         assert recomputed < (0.8 if level == "full" else 0.5) * none
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_segments_work_beside_tensor_and_expert_ranks() -> None:
     """Rows that enter a core are gathered again, and keys joined again."""
-    arguments = {"names": ["Mixtral"], "orders": 0, "tensor": 2, "levels": ["layer"]}
+    schedules = swept(["seq1f1b", "split", "ahead"], ["split"])
+    arguments = {"names": ["Mixtral"], "orders": 0, "tensor": 2, "levels": ["layer"], "schedules": schedules}
     for cases in pool(4).run(f"{CASES}:sequences", timeout=240, **arguments):
-        assert len(cases) == 3
+        assert [case["schedule"] for case in cases] == schedules
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 

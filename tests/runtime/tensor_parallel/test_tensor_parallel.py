@@ -10,6 +10,7 @@ import pytest
 
 from schedc_runtime.testing import pool
 from support.needs import needs
+from support.sweeps import in_sweeps, swept
 
 CASES, EXPERT_CASES, RUN_CASES, LEVEL_CASES = (
     f"support.tensor_{kind}cases" for kind in ("", "expert_", "run_", "level_")
@@ -42,20 +43,26 @@ def test_tensor_ranks_with_other_batches_are_refused(ranks: list[dict[str, Any]]
         assert "tensor rank 1" in refused
 
 
+@pytest.mark.sweep
 @needs("transformers")
 def test_models_of_transformers_train_by_their_own_plans() -> None:
     """Biases behind the sum, gathered columns in a core, norms of heads: every order of a cell has the same bits."""
-    for name, schedule, layers in (("starcoder2", "dualpipev", 4), ("phi3", "zbh1", 2)):
+    for name, schedule, layers in (("phi3", "zbh1", 2), ("starcoder2", "dualpipev", 4))[: swept(2, 1)]:
         sizes: dict[str, Any] = {"names": [name], "schedules": [schedule], "num_hidden_layers": layers}
         for (case,) in pool(4).run(f"{CASES}:families", timeout=240, **sizes):
             assert case["error"] <= 1e-14, case
             assert case["equal"], case
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.parametrize(
     ("family", "mesh", "biases"),
-    [("Mixtral", "ep 2 over tp 2", 0), ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0), ("DeepseekV3", "ep 2 in tp 4", 3)],
+    [
+        *swept([("Mixtral", "ep 2 over tp 2", 0)], []),
+        ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0),
+        ("DeepseekV3", "ep 2 in tp 4", 3),
+    ],
 )
 def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
     """Latent attention, an auxiliary loss, and groups larger and smaller than those of tensor ranks."""
@@ -65,10 +72,14 @@ def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: in
         assert (case["equal"], case["biases"]) == (True, biases)
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.parametrize(
     ("schedule", "levels", "slices", "share"),
-    [("dualpipev", ["none", "layer"], 2, 0.15), ("ahead", ["full", "layer 1 full 1", "layer"], 1, 0.35)],
+    [
+        *swept([("dualpipev", ["none", "layer"], 2, 0.15)], []),
+        ("ahead", ["full", "layer 1 full 1", "layer"], 1, 0.35),
+    ],
 )
 def test_levels_of_recomputation_have_the_same_bits(
     schedule: str, levels: list[str], slices: int, share: float
@@ -84,10 +95,12 @@ def test_levels_of_recomputation_have_the_same_bits(
         assert sum(held) / len(held) == pytest.approx((held[0] + held[-1]) / 2, rel=0.05), "half of each"
 
 
+@pytest.mark.sweep
 @needs("transformers")
 def test_levels_of_layers_and_of_rows_have_the_same_bits() -> None:
     """Two expert groups in one of tensor ranks, which decide differently."""
-    one, *deciding = ["layer 1 medium 1", "medium adaptive 1.3 rank", "layer adaptive 1.6 group"]
+    levels = ["layer 1 medium 1", "layer adaptive 1.6 group", "medium adaptive 1.3 rank"]
+    one, *deciding = levels[: swept(3, 2)]
     arguments = {"name": "Mixtral", "schedules": ["zbh1"], "levels": ["none", one, *deciding], "mesh": "ep 2 in tp 4"}
     cases = [case for (case,) in pool(4).run(f"{LEVEL_CASES}:levels", timeout=240, **arguments)]
     for case in cases:
@@ -115,6 +128,7 @@ def test_plans_for_experts_that_are_not_carried_out_on_tensor_ranks() -> None:
         assert "2 tensor ranks and `hot` in the plan" in hot
 
 
+@in_sweeps("test_a_state_is_the_same_at_other_numbers_of_tensor_ranks")
 def test_states_of_a_run_are_those_of_other_numbers_of_tensor_ranks(tmp_path: Path) -> None:
     """What `Checkpoints` keeps at 2 tensor ranks is the same bits at 1 and 4, and the next loss is the same."""
     first, *others = pool(4).run(f"{RUN_CASES}:kept_states", timeout=240, folder=str(tmp_path))[0]

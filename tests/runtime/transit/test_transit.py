@@ -22,6 +22,7 @@ from support.paths import ROOT
 from support.runtime_cases import next_token_loss
 from support.segmented_cases import small_moe
 from support.simulated_cases import watched
+from support.sweeps import swept
 from support.toy_transit import ToyTransit
 
 pytestmark = pytest.mark.slow
@@ -71,12 +72,12 @@ def furthest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "sizes", "lines"),
     [
-        ("1f1b", {"P": 2, "M": 4}, ""),
-        ("zbv", {"P": 2, "M": 4}, "  recompute full\n"),
         ("dualpipev", {"P": 2, "M": 4}, "  overlap auto\n"),
+        *swept([("1f1b", {"P": 2, "M": 4}, ""), ("zbv", {"P": 2, "M": 4}, "  recompute full\n")], []),
     ],
 )
 def test_a_library_carries_rows_of_the_same_program(schedule: str, sizes: dict[str, int], lines: str) -> None:
