@@ -64,6 +64,7 @@ def test_every_room_stands_in_the_order() -> None:
     assert house_imports.without_place() == []
 
 
+@pytest.mark.slow
 def test_imports_go_down() -> None:
     assert (house_imports.upward(), house_imports.sideways()) == ([], [])
 
@@ -86,6 +87,7 @@ def test_a_change_needs_few_files(module: str) -> None:
     assert len(house_imports.must_know(module)) <= house.MUST_KNOW[module]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", closures.CLOSURES, ids=lambda held: held.module)
 def test_a_file_stands_on_few_lines(held: Closure) -> None:
     """`python tests/project/closures.py MODULE` shows the rooms and the importing files."""
@@ -194,6 +196,7 @@ def test_no_user_text_is_ever_executed() -> None:
         assert not {"pickle", "marshal", "shelve"} & names, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["check", "1f1b"], ["export", "1f1b", "--to", "csv"], ["plan", "--help"], ["plan", "list"]],

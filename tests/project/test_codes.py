@@ -49,6 +49,7 @@ def findings(text: str, tmp_path: Path, file: str) -> list[str]:
         return [diagnostic.code for diagnostic in error.diagnostics]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [c for c in CODES.values() if c.wrong], ids=lambda c: c.code)
 def test_the_wrong_example_raises_the_code_and_the_right_one_nothing(code, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert code.wrong != code.right, f"{code.code}: one file twice; are `right` and `wrong` swapped?"

@@ -28,6 +28,7 @@ def words(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+@pytest.mark.slow
 def test_one_file_of_the_runtime_names_the_device() -> None:
     found: list[str] = []
     for path in sorted(RUNTIME.rglob("*.py")):

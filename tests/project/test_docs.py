@@ -118,6 +118,7 @@ def test_the_readme_lists_schedules_of_the_library() -> None:
     assert set(listed) <= set(names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -128,6 +129,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert exists, f"{path.name}: {target}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_make_targets_and_files_named_in_documents_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8").split("### Moved")[0]
@@ -171,6 +173,7 @@ OF_FILES_AND_EDITORS = {
 """Files of a user, names of editors (a method, a command, settings), attributes of spans: like names of the package."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_modules_names_and_files_of_the_house_exist(path: Path) -> None:
     text = re.sub(r"```diff\n.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).split("### Moved")[0]

@@ -123,6 +123,7 @@ def test_torchs_orders() -> None:
     assert len(compared) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_rule_in_plain_python(name: str) -> None:
@@ -137,6 +138,7 @@ def test_the_rule_in_plain_python(name: str) -> None:
             assert lines(elaborate(TREES[name], {"P": P, "M": M})) == expected, (name, P, M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("third", [1, 2, 3, 4])
 def test_rules_with_a_third_size(third: int) -> None:
     for P in (1, 2, 3, 4, 5, 8):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def plain_delays(tasks: Tasks, duration: Sequence[float]) -> list[list[float]]:
     return delays
 
 
+@pytest.mark.slow
 @given(cells(), st.integers(0, 2**32))
 def test_bounds_are_those_of_a_plain_walk(cell: Cell, seed: int) -> None:
     kind, forward, backward, _, again = cell
@@ -81,6 +83,7 @@ def test_a_stage_of_paddings_takes_no_time() -> None:
     assert delay_bounds(tasks, np.zeros((0, 1)))[:, 0, 0].tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 @given(cells(), st.integers(1, 3))
 def test_durations_of_many_costs_are_those_of_each(cell: Cell, slices: int) -> None:
     kind, forward, backward, costs, again = cell
@@ -100,6 +103,7 @@ def test_post_is_part_of_the_attention_behind_an_exchange() -> None:
     assert (times["0.attention"], times["1.attention"], times["1.post"]) == (5, 7, 2)
 
 
+@pytest.mark.slow
 @given(cells(), st.integers(0, 2**32))
 def test_bounds_of_pairs_are_those_of_their_ops(cell: Cell, seed: int) -> None:
     kind, forward, backward, *_ = cell

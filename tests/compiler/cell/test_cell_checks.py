@@ -63,6 +63,7 @@ def test_an_exchange_that_takes_no_time_starts_behind_the_one_that_it_needs() ->
     assert verify_cell(cell_program("F", shape, None, CellCosts()), shape, None) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(cells(), st.data())
 def test_a_program_that_is_not_whole_is_refused(

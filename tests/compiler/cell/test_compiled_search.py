@@ -46,6 +46,7 @@ def random_starts(tasks: Tasks, duration: list[float], seed: int, loops: SearchL
     return list(map(ListRuns(tasks, duration, loops), rules))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(cells(), st.integers(0, 2**32), st.sampled_from([0.5, 1.0, 1.02]))
 def test_loops_find_what_the_methods_find(

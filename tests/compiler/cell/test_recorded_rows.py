@@ -77,6 +77,7 @@ def test_archives_that_are_wrong_are_refused(tmp_path: Path, monkeypatch: pytest
     assert "record fewer steps" in finding()
 
 
+@pytest.mark.slow
 def test_the_option_is_the_line_of_the_table(tmp_path: Path) -> None:
     write_recording(tmp_path / "routing.npz", drawn(2, 16, 6, 2, 4))
     with_table = tmp_path / "costs.toml"

@@ -235,6 +235,7 @@ def test_show_writes_svg(tmp_path: Path) -> None:
     assert schedc("show", "1f1b").stdout.rstrip().endswith("</svg>")
 
 
+@pytest.mark.slow
 def test_results_to_a_closed_pipe_are_no_fault() -> None:
     command = f"{sys.executable} -m schedc export dualpipev -D P=16 -D M=512 --to text | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -76,6 +76,7 @@ def test_a_slip_in_a_command_names_the_nearest(slip: str, meant: str) -> None:
     assert f"did you mean `{meant}`?" in result.output
 
 
+@pytest.mark.slow
 def test_show_draws_in_a_terminal_and_writes_svg_into_a_pipe() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "schedc", "show", "1f1b"]

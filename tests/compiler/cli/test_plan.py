@@ -58,6 +58,7 @@ def test_options_that_do_not_go_together(line: str, text: str) -> None:
     assert (result.exit_code, text in result.stderr) == (2, True), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -104,6 +105,7 @@ def test_a_plan_without_waterfall_is_a_finding(folder: Path) -> None:
     assert (result.exit_code, "error[S751]" in result.stderr) == (1, True)
 
 
+@pytest.mark.slow
 def test_no_refusal_loads_the_compiler() -> None:
     """Neither the parser of schedules nor the search, which take longer than all else of a refusal."""
     lines = [

@@ -210,6 +210,7 @@ def test_what_is_refused(more: tuple[str, ...], status: int, text: str) -> None:
     assert (result.exit_code, text in result.stderr) == (status, True), result.stderr
 
 
+@pytest.mark.slow
 def test_a_fit_without_the_precision_is_refused_unless_forced(tmp_path: Path) -> None:
     model = ("gpt2", "a100-80", "-D", "devices=8", "--batch", "32x1024", "--top", "1", "--fit", shipped("bloom"))
     half = ("--require", "pp == 2 and tp == 1 and schedule in 1f1b and microbatch == 1 and zero == 1")

@@ -52,6 +52,7 @@ def test_measured_times_of_equal_costs_are_those_of_the_timeline(name: str, size
     assert (schedule.producers[inputs.way[far], inputs.reader[far]] == inputs.producer[far]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes"), SCHEDULES)
 def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     schedule, rank = known(name), 2
@@ -66,6 +67,7 @@ def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int
     assert not [each for each in found.causes if each.cause.name.startswith("rank") and each is not first]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rank", "distance"), [("zbh1", 0, 1), ("zbh1", 3, 1), ("interleaved_1f1b", 2, 2), ("dualpipe", 3, 1)]
 )
@@ -105,6 +107,7 @@ def test_a_message_that_comes_behind_a_wait_for_a_send_adds_up(name: str, distan
     assert np.abs(replay.residual).max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_first_stage_without_its_input_gradient_is_no_standard_for_others(rank: int, tmp_path: Path) -> None:
     """torch leaves out the I of the first stage, and its W computes both."""
@@ -131,6 +134,7 @@ def test_one_slow_kind_of_a_rank_is_named_alone(kind: OpKind, tmp_path: Path) ->
     assert found.causes[0].gain == pytest.approx(truth, abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
 def test_a_slow_link_is_named_with_its_direction(name: str, link: tuple[int, int], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def rows_of(known: Dependencies, cell: int, fuller: bool) -> tuple[float, float,
     return most if fuller else 2 * MEAN - most, most, MEAN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuller", [True, False])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
 def test_uneven_experts_gain_the_step_at_mean_rows(name: str, fuller: bool, tmp_path: Path) -> None:

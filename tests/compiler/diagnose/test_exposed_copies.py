@@ -15,6 +15,7 @@ from support.synthetic_traces import World, schedule_at, write_steps
 HOST = 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", ["SNAPSHOT", "OFFLOAD", "FETCH"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])

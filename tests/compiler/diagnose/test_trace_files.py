@@ -92,6 +92,7 @@ def test_ranges_without_microbatches_are_refused_with_what_to_record(tmp_path: P
         assert word in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_without_a_name_is_asked_for_another_size() -> None:
     """The library is searched for the schedule whose ops the trace has."""
     (answer,) = json.loads(run(SLOW_RANK, "--json", "--what-if", "M=16").stdout)["what_if"]

@@ -74,6 +74,7 @@ def lanes(groups: list[ET.Element]) -> dict[float, list[tuple[float, float]]]:
     return dict(sorted(out.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [None, UNEVEN], ids=["unit", "uneven"])
 @pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.csv")))
 def test_cells_and_bubbles_lie_where_the_timeline_says(file: str, costs: Costs | None) -> None:
@@ -282,6 +283,7 @@ def many(ranks: int, microbatches: int) -> Schedule:
     return Schedule("many", {}, place, np.array(starts), kind, stage, batch, none - 1, none, none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "microbatches"), [(8, 313), (16, 3125), (128, 391)])
 def test_strips_are_small_and_cover_what_is_busy(ranks: int, microbatches: int) -> None:
     of = many(ranks, microbatches)

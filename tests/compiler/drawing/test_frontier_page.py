@@ -35,6 +35,7 @@ def expected(facts: dict[str, Any], without: tuple[str, ...] = ()) -> list[tuple
     return sorted((each["command"], f"{each['bubble']:.4g}") for each in points)
 
 
+@pytest.mark.slow
 def test_the_page_may_load_nothing_and_is_small(tmp_path: Path) -> None:
     _, page = facts_and_page(tmp_path / "page.html")
     read = PageReader(page)

@@ -70,6 +70,7 @@ def test_a_peak_of_memory_is_told_apart_from_one_of_activations() -> None:
     assert [line.split()[-1] for line in lanes(text)] == ["8", "6", "4", "2"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
@@ -265,6 +266,7 @@ def test_watch_follows_files_only(
     assert Path("mine.sched").read_text() == GOOD
 
 
+@pytest.mark.slow
 def test_claims_that_fail_are_told_under_the_chart(tmp_path: Path) -> None:
     file = tmp_path / "mine.sched"
     file.write_text(GOOD.rstrip()[:-1] + "  expect bubble == 0\n}\n")

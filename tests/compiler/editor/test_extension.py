@@ -29,6 +29,7 @@ def block(language: str, mark: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_the_client_uses_what_its_package_declares() -> None:
     declared = {entry["command"] for entry in PACKAGE["contributes"]["commands"]}
     assert set(re.findall(r'registerCommand\("([\w.]+)"', CLIENT)) == declared

@@ -50,6 +50,7 @@ def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:
     return [tuple(every[row].values()) for row in draw.integers(len(every), size=count)]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", names())
 def test_one_chain_leads_to_the_start_of_every_rank(name: str) -> None:

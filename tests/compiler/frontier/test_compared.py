@@ -32,6 +32,7 @@ def test_rows_and_winners_are_what_check_says() -> None:
     assert len(facts["best_by_memory"]) > 1
 
 
+@pytest.mark.slow
 def test_winners_by_latency_are_those_of_steps_at_that_latency() -> None:
     facts = facts_of("compare", *NAMES, "-D", "P=4", "-D", "M=8", "--memory", "4")
     winners = [entry["schedules"] for entry in facts["best_by_latency"]]

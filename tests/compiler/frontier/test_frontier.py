@@ -10,6 +10,7 @@ from support.needs import needed
 COSTS = ("--cost", "I=1.2", "--cost", "W=0.8", "--cost", "p2p=0.025")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [(), COSTS])
 def test_every_point_is_what_check_says_in_chunks(costs: tuple[str, ...]) -> None:
     facts = facts_of("frontier", "-D", "P=2", "-D", "M=4", *costs)
@@ -24,6 +25,7 @@ def test_every_point_is_what_check_says_in_chunks(costs: tuple[str, ...]) -> Non
         assert max(busy) / v == pytest.approx(12), point  # 4 microbatches of F + I + W, whatever v is
 
 
+@pytest.mark.slow
 def test_floors_end_where_waves_are_and_fall_with_memory() -> None:
     facts = facts_of("frontier", "-D", "P=4", "-D", "M=8")
     waves = {point["per_rank"]: point for point in facts["points"] if point["schedule"] == "zb_wave"}
@@ -45,6 +47,7 @@ def test_floors_end_where_waves_are_and_fall_with_memory() -> None:
     assert not any("gpipe" in each for each in front)
 
 
+@pytest.mark.slow
 def test_searched_cells_are_within_their_cap_and_not_below_their_floor() -> None:
     needed("ortools")
     facts = facts_of("frontier", "-D", "P=2", "-D", "M=4", "--time", "8")
@@ -63,6 +66,7 @@ def test_searched_cells_are_within_their_cap_and_not_below_their_floor() -> None
     assert not left & {(cell["per_rank"], cell["memory"]) for cell in searched}
 
 
+@pytest.mark.slow
 def test_floors_of_waves_are_missing_by_name_where_no_wave_is_legal() -> None:
     facts = facts_of("frontier", "-D", "P=4", "-D", "M=10")
     assert facts["floors_missing"] == [2, 4]

@@ -24,6 +24,7 @@ COMMAND = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_each_kept_order_is_legal_in_its_memory_and_says_how_it_was_found(path: Path) -> None:
     cell, order = kept_cell(path, Costs()), open_order(path).schedule
@@ -39,6 +40,7 @@ def test_each_kept_order_is_legal_in_its_memory_and_says_how_it_was_found(path: 
     assert join_backwards(order, order, lambda _: True) is order  # its backwards are split: the floor is of these ops
 
 
+@pytest.mark.slow
 def test_sizes_of_kept_orders_are_those_of_pages_at_4_8_and_16_ranks() -> None:
     sizes = {path.name.split("_v")[0] for path in FILES}
     assert sizes == {"p4_m16", "p8_m32", "p16_m32"}
@@ -48,6 +50,7 @@ def test_sizes_of_kept_orders_are_those_of_pages_at_4_8_and_16_ranks() -> None:
     assert [*kept_cells(8, 16, Costs())] == []
 
 
+@pytest.mark.slow
 def test_a_kept_order_is_a_point_as_check_prices_it_under_other_costs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     costs = ("--cost", "F=1.5", "--cost", "p2p=0.05")

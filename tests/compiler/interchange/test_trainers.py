@@ -207,6 +207,7 @@ def test_what_torchtitan_has_no_flag_for_is_refused(old: str, new: str, why: str
     assert why in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 @needs("torchtitan", "nemo_automodel")
 def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> None:
     """Their parsers read them, their placements are those of the order, and the order that they load is ours."""

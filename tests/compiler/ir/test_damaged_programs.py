@@ -174,6 +174,7 @@ DAMAGE: dict[str, tuple[Callable[[Streams, random.Random], None], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found_with_the_right_code(name: str) -> None:
     damage, codes = DAMAGE[name]
@@ -232,6 +233,7 @@ def test_posts_in_another_order_stall_where_messages_complete_in_order() -> None
     assert finding.notes[0] == "the shortest circle: rank 1 waits <- rank 2 waits <- rank 1 waits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_any_moved_post_is_refused_or_harmless(seed: int) -> None:
     """A post moved anywhere: whatever the checks accept runs to its end in an independent clock."""

@@ -20,6 +20,7 @@ from schedc.ir.npz import program_to_npz
 from support.old_programs import NAMES, STORED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_old_program_is_the_one_compiled_anew(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -48,6 +49,7 @@ print(sorted(name for name in sys.modules if name.startswith("schedc.") and name
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_today_is_loaded_without_the_language(tmp_path: Path) -> None:
     files = []
     for name in NAMES:
@@ -71,6 +73,7 @@ OFFLOAD = {"scope": "stage", "numbers": [9]}
 EXPERTS = {"count": 8, "top": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "code", "message"),
     [

@@ -67,6 +67,7 @@ def test_published_orders_become_sound_programs(name: str) -> None:
     assert kinds[REDUCE] == (8 if schedule.placement.pipes == 2 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_any_legal_order_under_any_costs_becomes_a_sound_program(seed: int) -> None:
     schedule = random_schedule(seed)
@@ -157,6 +158,7 @@ def test_posts_and_waits_cost_no_time(name: str, p2p: float) -> None:
     assert_runs_as_simulated(published(name), Costs(p2p=p2p))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("p2p", [0.0, 0.3])
 def test_posts_and_waits_cost_no_time_under_any_costs(seed: int, p2p: float) -> None:

@@ -52,6 +52,7 @@ def forms(program: Program) -> list[Program]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_published_orders_come_back_equal(name: str) -> None:
     schedule = published(name)

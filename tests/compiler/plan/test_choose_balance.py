@@ -28,6 +28,7 @@ def steps(*seeds: int, skew: float = 1.0) -> Int64:
     return np.concatenate([routed(seed, skew) for seed in seeds])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "cells", "expected"),
     [

@@ -372,6 +372,7 @@ def test_hot_experts_without_sizes_are_said_to_lack_them(tmp_path: Path) -> None
     assert "needs the sizes of `experts`" in facts["unpriced"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [None, "imbalance = 1.4", "per_rank = [1.6, 0.4, 1.0, 1.0]"])
 def test_fixed_sizes_take_as_long_for_any_rows(tmp_path: Path, table: str | None) -> None:
     """With a capacity ranks compute padding, too. Bounded exchanges send whole blocks, and ranks compute their rows."""

@@ -138,6 +138,7 @@ def test_the_two_newest_stay(tmp_path: Path) -> None:
     assert "offload: nothing moves" in to_text(to_json(nothing), every_rank=True)
 
 
+@pytest.mark.slow
 def test_levels_and_offloads_are_chosen_together(tmp_path: Path) -> None:
     """Neither alone is shorter, and where the host is fast nothing is recomputed."""
     sizes = "experts 64 top 8 shared 1 width 512 hidden 1024   tokens 4096 dtype bf16   parameters moe 0 MB"

@@ -80,6 +80,7 @@ def with_p2p(time: float) -> Costs:
     return Costs.from_options([f"p2p={time}"], read(TABLE))
 
 
+@pytest.mark.slow
 def test_times_equal_to_those_of_a_layer_give_its_step(tmp_path: Path) -> None:
     """One layer of time 1 takes F; the line `costs` says how many times as long the others take."""
     weights = {"dense": 1.0, "moe": 1.5, "mtp": 2.5, "head": 0.5, "embedding": 0.25}

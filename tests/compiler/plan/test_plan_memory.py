@@ -305,6 +305,7 @@ def test_what_ranks_gather_stands_beside_the_memory(
     assert "gathered" not in checked(tmp_path, "dp 2", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "more", "schedule"),
     [

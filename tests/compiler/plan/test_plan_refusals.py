@@ -13,6 +13,7 @@ from schedc.source import Source
 from support.plan_cases import MOE, written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

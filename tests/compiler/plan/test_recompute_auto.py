@@ -54,6 +54,7 @@ def _mixes(layers: int) -> list[Recompute]:
     return [Recompute.of_layers([(level, len(list(run))) for level, run in groupby(mix)]) for mix in counted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "layers", "cap"),
     [

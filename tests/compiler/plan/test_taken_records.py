@@ -32,6 +32,7 @@ def steps(skew: float) -> Int64:
     return np.concatenate([routed(1, skew), routed(2, skew)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["", "  hot auto", "  balance by step", "  balance by microbatch"])
 def test_a_record_that_repeats_is_priced_as_one_period(tmp_path: Path, line: str) -> None:
     """Copies of a step pay from their rows in all microbatches."""

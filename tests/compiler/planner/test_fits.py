@@ -73,6 +73,7 @@ def test_ranks_add_a_ramp_and_exchanges_take_time() -> None:
     assert steps(run_of(MODEL, A100, tp=16), tp_nodes=0.1) > steps(run_of(MODEL, A100, tp=16), tp_nodes=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("vtrain_multi", 6.5), ("bloom", 5.0)])
 def test_shipped_fits_predict_published_steps(name: str, most: float) -> None:
     rows = load_rows(PUBLISHED / f"{name}.csv").rows
@@ -368,6 +369,7 @@ def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> Non
     assert "all rows are of one model: no model can be left out" in text
 
 
+@pytest.mark.slow
 @short_search()
 def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     """TP 8 on attention, PP 16, VPP 2, EP 32 on 6,144 devices at 238 tokens/s each; 8,192 tokens (arXiv 2505.04519).

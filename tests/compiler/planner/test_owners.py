@@ -40,6 +40,7 @@ def best(model: str, cluster: str, batch: int, seq: int, stack: str) -> FoundPla
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "batch", "seq"), [("gpt2", 128, 1024), ("llama-3.1-8b", 128, 8192)])
 def test_newer_hardware_of_one_stack_is_never_slower(model: str, batch: int, seq: int) -> None:
     steps = {}

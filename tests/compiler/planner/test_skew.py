@@ -25,6 +25,7 @@ from support.needs import needed
 from support.training_runs import run_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experts", "ranks", "spread"), [(256, 64, 0.31), (256, 256, 0.57), (64, 8, 1.5), (128, 64, 4.0), (8, 2, 0.4)]
 )
@@ -46,6 +47,7 @@ def test_it_grows_with_the_group_and_with_the_spread() -> None:
     assert of_spreads[-1] < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fullest", [1.01, 1.4, 3.0])
 def test_the_spread_of_a_fullest_rank(fullest: float) -> None:
     spread = spread_of(256, 32, fullest, 4.0)
@@ -84,6 +86,7 @@ def counted(loads: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> float:
     return float((of_ranks.max(axis=1) / of_ranks.mean(axis=1)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.2, 0.4, 0.8])
 def test_a_recorded_routing_says_the_fullest_rank_of_other_groups(spread: float) -> None:
     """Eight ranks are recorded. Fewer have rows of neighbours, exactly; 16 and 32 are within 3 % of counting."""

@@ -177,6 +177,7 @@ def test_each_command_with_costs_is_in_a_table() -> None:
     assert named == TELLING.keys() | REFUSING.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("name", TELLING)
 def test_commands_go_by_factors_of_segments(name: str) -> None:

@@ -70,6 +70,7 @@ def test_a_failed_output_has_diagnostics_alone() -> None:
     assert not validator("schedc.check", closed=False).is_valid({**facts, "ops": 1})
 
 
+@pytest.mark.slow
 @needs("jsonschema_rs")
 def test_programs_have_the_form_of_the_table() -> None:
     plan = Plan(balance=Balance(slots=2), migrate=Migrate(8), communicators=2)

@@ -38,6 +38,7 @@ def floor_of(
     return problem, max(rank_floors(OpWindows(problem)), key=lambda floor: floor.makespan)
 
 
+@pytest.mark.slow
 def test_no_floor_is_above_the_best_order_of_random_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than `benchmarks/frontier.py floors` tries; each is decided by the solver without a bound of ours."""
     needed("ortools")
@@ -129,6 +130,7 @@ def test_tune_proves_a_seed_on_its_floor_without_a_search() -> None:
     assert tuned.floor.rank == 7
 
 
+@pytest.mark.slow
 def test_a_report_says_what_check_says_of_each_rank() -> None:
     def facts(*command: str) -> dict[str, Any]:
         given: dict[str, Any] = json.loads(CliRunner().invoke(main, [*command, *size, *costs, "--json"]).stdout)[

@@ -209,6 +209,7 @@ def test_too_many_ops_are_refused() -> None:
 # Any schedule, any costs.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(24))
 def test_the_result_is_legal_within_the_cap_and_never_worse(number: int) -> None:
     seed, draw = random_schedule(number), random.Random(number)

@@ -104,6 +104,7 @@ def drawn(number: int) -> tuple[Schedule, Costs, list[int], np.ndarray]:
     return schedule, costs, [draw.choice((1, 2, 3, 7)) for _ in range(schedule.microbatches)], caps
 
 
+@pytest.mark.slow
 def test_no_order_of_ops_and_microbatches_undercuts_the_floor() -> None:
     decided = reached = 0
     for number in range(48):

@@ -54,6 +54,7 @@ CASES: list[tuple[str, float | None, Costs, bool, dict[str, int]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "cap", "costs", "split", "sizes"), CASES)
 def test_orders_are_legal_within_the_cap_and_take_what_the_loop_said(
     name: str, cap: float | None, costs: Costs, split: bool, sizes: dict[str, int]
@@ -94,6 +95,7 @@ def test_an_order_is_priced_as_it_is() -> None:
     assert given.time.cost(makespan) == simulate(given.schedule, UNEVEN).makespan
 
 
+@pytest.mark.slow
 def test_the_compiled_loop_gives_the_same_orders() -> None:
     needed("numba")
     for name, cap, costs, split, sizes in CASES:
@@ -131,6 +133,7 @@ def test_the_library_is_opened_at_every_number_of_stages_per_rank() -> None:
     assert not [name for name, _ in sized if name == "seq1f1b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [12, 16])
 def test_waves_meet_their_floor_under_caps(memory: int) -> None:
     """One more wave than ZB-V on four ranks, with 12 of 16 chunks: the solver alone gave 152."""

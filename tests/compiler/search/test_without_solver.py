@@ -26,6 +26,7 @@ def test_a_seed_on_its_floor_is_proved() -> None:
     assert "not tried" not in schedc("tune", "vhalf", "-D", "P=8", "-D", "M=16").output
 
 
+@pytest.mark.slow
 def test_orders_are_found_and_what_was_not_tried_is_named() -> None:
     arguments = ("tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "8", "--effort", "1")
     facts = facts_of(*arguments)
@@ -37,6 +38,7 @@ def test_orders_are_found_and_what_was_not_tried_is_named() -> None:
     assert "searched" not in output
 
 
+@pytest.mark.slow
 def test_a_cap_that_only_the_solver_could_keep_is_refused_with_the_remedy() -> None:
     result = schedc("tune", "dualpipev", "-D", "P=4", "-D", "M=8", "--memory", "7.5")
     assert result.exit_code == 1

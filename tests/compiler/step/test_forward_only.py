@@ -39,6 +39,7 @@ def test_forwards_of_published_orders(name: str) -> None:
     assert forward_only(training) == forward_only(schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_forwards_of_any_legal_order(seed: int) -> None:
     schedule = random_schedule(seed)

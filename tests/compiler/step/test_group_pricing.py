@@ -295,6 +295,7 @@ def test_the_report_tells_waiting_apart_from_exposed(tmp_path: Path) -> None:
     assert "waiting for a fuller rank" in CliRunner().invoke(main, arguments).output
 
 
+@pytest.mark.slow
 @short_search()
 def test_a_drawing_of_a_cell_shows_the_fullest_and_the_emptiest_rank(tmp_path: Path) -> None:
     file = tmp_path / "costs.toml"

@@ -53,6 +53,7 @@ def search_of(schedule: Schedule, draw: random.Random) -> OffloadSearch:
     return OffloadSearch(cells, stays, speeds, held, room)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_tries_that_are_left_lengthen_the_step_and_unchanged_ones_keep_every_time() -> None:
     rng, seen = random.Random(50), Counter[str]()
@@ -83,6 +84,7 @@ def test_tries_that_are_left_lengthen_the_step_and_unchanged_ones_keep_every_tim
     assert seen["unchanged"] > 0
 
 
+@pytest.mark.slow
 def test_compiled_loops_choose_and_insert_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     needed("numba")
     compiled = numba_kernels.load()

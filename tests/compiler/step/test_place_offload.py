@@ -203,6 +203,7 @@ def damaged(program: Program, rng: random.Random) -> Program:
     return replace(program, rank_start=np.searchsorted(ranks, np.arange(program.ranks + 1)), **columns)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() -> None:
     rng = random.Random(13)

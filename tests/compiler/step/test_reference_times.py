@@ -147,6 +147,7 @@ def judge_order(run: Run, folder: Path, schedule: Schedule, given: Given, tuned:
         assert facts["lower_bound"] <= found.makespan <= step.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_random_orders(seed: int, tmp_path: Path) -> None:
     draw, schedule = Random(seed), random_schedule(seed)
@@ -234,6 +235,7 @@ LIBRARY: list[tuple[str, dict[str, int], str]] = [
 """Schedules of the library, sizes, and the keys that always have a cost. The order of the last three follows costs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "kinds"), LIBRARY, ids=[name for name, _, _ in LIBRARY])
 def test_claims(name: str, sizes: dict[str, int], kinds: str) -> None:
     covered = []
@@ -252,6 +254,7 @@ def test_what_refutes_a_claim(tmp_path: Path) -> None:
     assert statuses.count("refuted") == len(claims)
 
 
+@pytest.mark.slow
 def test_sweeps_and_formulas() -> None:
     """What a sweep and a report prove at many sizes holds there, by the reference."""
     draw = Random(3)
@@ -310,11 +313,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield server.run
 
 
+@pytest.mark.slow
 def test_a_key_that_every_op_takes_is_in_the_table(planted: Run) -> None:
     facts = json.loads(planted("check", "1f1b", "-D", "P=2", "-D", "M=3", "--cost", "launch=0.5", "--json")[1])
     assert (facts["makespan"], facts["bubble"]) == (16.0, [4.0, 4.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_key_that_every_op_takes_counts_in_every_time(planted: Run, seed: int, tmp_path: Path) -> None:
     """In ops and pairs, by stage too, in every command that takes an order."""
@@ -374,6 +379,7 @@ def test_layers_do_not_multiply_a_key_that_every_op_takes(planted: Run, tmp_path
     assert same([facts["makespan"], *facts["busy"]], [step.makespan, *step.busy])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("check",), ("show", "--cell", "FB"), ("report",)], ids=lambda words: words[0])
 def test_a_key_that_every_op_takes_is_refused_beside_a_table_of_cells(planted: Run, command: tuple[str, ...]) -> None:
     file = str(ROOT / "examples" / "costs" / "cells.toml")

@@ -49,6 +49,7 @@ def step_of(inside: CellPricing, factors: np.ndarray) -> float:
 PAIRS = [*product(SIZES, ROWS)]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "rows"), swept(PAIRS, PAIRS[::4]))
 def test_no_order_undercuts_it(name: str, rows: str) -> None:

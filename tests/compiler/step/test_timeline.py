@@ -271,6 +271,7 @@ def test_a_batch_of_another_shape_is_our_fault() -> None:
         simulate_batch(Dependencies.of(schedule), CostBatch(*np.ones((3, 3, 5))))
 
 
+@pytest.mark.slow
 def test_a_small_run_never_loads_numba() -> None:
     program = (
         "import sys\nfrom schedc.cli import main\n"

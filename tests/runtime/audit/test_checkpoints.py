@@ -32,6 +32,7 @@ def _wait_for_the_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.pipe, "step", late)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_before_the_last_proved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_state_before_a_proved_step(step: int, calls: int, proved: int, accu
     assert proved_state(step, calls, proved, accumulate) == expected
 
 
+@pytest.mark.slow
 def test_copies_are_compared_at_every_state(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "dualpipe", 2, every=2, durable=2, audit=Audit(folder=tmp_path / "audit", every=1000))
     run.train(2)

@@ -45,6 +45,7 @@ def evidence_of(setting: Setting, root: Path, number: int = 0) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.schedule)
 def test_another_process_agrees_with_the_helper(setting, tmp_path):
     folder = evidence_of(setting, tmp_path, number=1)

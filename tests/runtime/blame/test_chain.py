@@ -71,6 +71,7 @@ def places(program: Program) -> Iterator[tuple[int, int]]:
             yield int(program.rank[row]), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_whoever_waits_leads_to_the_rank_that_stopped(name: str) -> None:
     """Wherever one rank stops, from every rank whose stream is kept waiting."""

@@ -17,6 +17,7 @@ from support.capture_cases import SMALL, data, judged, pipeline
 from support.runtime_cases import next_token_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "schedule"),
     [("padded", "dualpipev"), ("dense", "zbh1"), ("chunked", "zbv")],
@@ -28,6 +29,7 @@ def test_static_steps_have_no_finding(kind: str, schedule: str) -> None:
     assert report.launches > 100
 
 
+@pytest.mark.slow
 def test_exact_routes_ask_the_host() -> None:
     first, *others = judged(pipeline("exact", "1f1b", SMALL)).findings
     assert first.kind == "host read"
@@ -65,6 +67,7 @@ def moving(output: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_fn", "kind", "line"),
     [
@@ -111,6 +114,7 @@ def test_of_a_plain_function_everything_counts() -> None:
     assert set(FINDINGS) >= {"host read", "draw", "upload", "other list", "scalar", "moved", "gradient", "nothing"}
 
 
+@pytest.mark.slow
 def test_explaining_leaves_nothing_behind() -> None:
     pipe = pipeline("bounded", "1f1b", SMALL)
     pipe.step(*data(pipe, 0))

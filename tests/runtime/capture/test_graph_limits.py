@@ -67,6 +67,7 @@ def test_draws_are_refused_where_they_are_recomputed() -> None:
     experts("  recompute full\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
@@ -80,6 +81,7 @@ def test_a_plan_whose_steps_the_host_decides_is_refused(lines: str, told: str) -
         experts(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("facts", "told"),
     [

@@ -98,6 +98,7 @@ def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
     assert parse_costs(Source("costs.toml", dump_costs(costs))) == costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "overlap"), [(True, False), (False, False), (True, True)])
 def test_dense_models_are_timed_as_they_are_run(split: bool, overlap: bool) -> None:
     model = small_gpt(4)
@@ -259,6 +260,7 @@ def test_a_model_of_the_users(
     assert usage.value.code == 2
 
 
+@pytest.mark.slow
 def test_only_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The file has nothing but the times that were asked for, and the parts beside them were not timed."""
     timed: list[str] = []

@@ -55,6 +55,7 @@ def test_experts_are_summed_where_they_are_held() -> None:
     assert [works.sums.parameters for key, works in replicas.items() if key.group == 1] == [(expert,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
 def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
     """A stage with a second copy starts behind the REDUCEs, which sum the copies."""
@@ -103,6 +104,7 @@ def test_a_pipeline_without_replicas_has_no_sums() -> None:
     assert pipe.program == program
 
 
+@pytest.mark.slow
 def test_a_stage_that_had_nothing_to_train_is_not_trained_alone() -> None:
     model = small_gpt()
     stage = (model.token_embedding, model.position_embedding, *model.blocks[:2])

@@ -51,6 +51,7 @@ def in_stream(waits: bool) -> dict[str, Tensor]:
     return values
 
 
+@pytest.mark.slow
 def test_a_step_inside_a_stream_of_the_user_keeps_its_bits() -> None:
     ordered = watched(partial(in_stream, True), lanes=["the user's", "expert"])
     assert ordered.findings == ()

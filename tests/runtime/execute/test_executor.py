@@ -71,6 +71,7 @@ def test_a_deadlock_names_what_each_rank_waits_at() -> None:
     assert lines[3] == "  rank 1 waits at 1WAIT_RECV_F0: wait for the activation of stage 0, microbatch 0 from rank 0"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("change", "error", "text"),

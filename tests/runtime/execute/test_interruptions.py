@@ -49,6 +49,7 @@ def test_a_core_that_another_process_has_is_counted() -> None:
     assert least - room <= counted <= most + room, "time of a wall clock that the thread did not run"
 
 
+@pytest.mark.slow
 def test_garbage_collection_is_counted_while_the_context_is_open() -> None:
     before = list(gc.callbacks)
     with Interruptions() as interrupted:

@@ -66,6 +66,7 @@ def asked(P: int, M: int) -> tuple[Pipeline, list[Asked], tuple[Tensor, Tensor]]
     return pipe, modules, (batch[0], batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "sizes"),
     [("1f1b", {}), ("zbh1", {}), ("dualpipev", {}), ("interleaved_1f1b", {"v": 2})],
@@ -136,6 +137,7 @@ def test_an_error_in_the_last_line_of_a_step_is_not_the_next_step() -> None:
         pipe.step(*batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [5, 2048])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_without_a_writer_says_where_it_waits(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 4e-2}
 """Largest error of a row that rounds otherwise, over the largest gradient."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_each_row_keeps_what_it_promises(name: str) -> None:
     """Bits of autograd in three types; bytes of a stage as in the table."""
@@ -189,6 +190,7 @@ def steps(model: nn.Module, schedule: str, fuse: Fuse | None, batch: Any, target
     return {**found, "losses": torch.stack(losses)}, text
 
 
+@pytest.mark.slow
 def test_segments_with_dropout_keep_their_bits() -> None:
     """Dense and MoE layers, recomputed; the sums around attention and around the experts fuse, too."""
     (batch, targets), recompute = tokens(8), (Recompute(Level.FULL),) * 4

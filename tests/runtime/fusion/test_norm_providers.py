@@ -89,6 +89,7 @@ def _step(model: nn.Module, name: str, schedule: str) -> list[Tensor]:
     return [loss, *grads]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbh1"])
 def test_a_step_has_the_norms_of_the_library(schedule: str) -> None:
     torch.manual_seed(0)

@@ -73,6 +73,7 @@ def by_columns(
     return found[0][0], grads, ends, watches
 
 
+@pytest.mark.slow
 @FORMS
 @pytest.mark.parametrize("ranks", [2, 4, 5])
 @pytest.mark.parametrize("capped", [False, True])

@@ -62,6 +62,7 @@ class Language(nn.Module):
         return torch.tanh(self.head(self.second(self.first(x).relu()).relu()) / 3) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["early", "again"])
 def test_a_step_by_a_library_has_the_numbers_of_torch(form: str) -> None:
     torch.manual_seed(0)

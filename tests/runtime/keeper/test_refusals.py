@@ -16,6 +16,7 @@ from schedc_runtime.trainers.further_states import packed, unpacked
 from support.kept_runs import Run
 
 
+@pytest.mark.slow
 def test_a_keeper_costs_little(tmp_path: Path) -> None:
     """It loads no torch: 60 MB at most, and 5 % of a core while ranks train."""
     run = Run(tmp_path / "run", "1f1b", 2)
@@ -32,6 +33,7 @@ def test_a_keeper_costs_little(tmp_path: Path) -> None:
     run.saved.close()
 
 
+@pytest.mark.slow
 def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "1f1b", 2)
     run.train(2)
@@ -52,6 +54,7 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
         Run(tmp_path / "second", "1f1b", 2, spares=1)
 
 
+@pytest.mark.slow
 def test_a_tied_weight_is_read_by_each_of_its_names(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "1f1b", 1, model={"tied": True})
     run.train(1)
@@ -68,6 +71,7 @@ def test_a_tied_weight_is_read_by_each_of_its_names(tmp_path: Path) -> None:
     again.saved.close()
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_finite_is_dropped(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "1f1b", 2)
     run.train(2)

@@ -120,6 +120,7 @@ def test_a_tree_is_known_by_its_files(tmp_path: Path) -> None:
     assert digest_of_tree(tmp_path) != before
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_a_claim_that_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "CASES", ())
     monkeypatch.setattr(watch, "CLAIMS", (watch.CLAIMS[0]._replace(bounds=watch.CLAIMS[0].bounds[:1]),))

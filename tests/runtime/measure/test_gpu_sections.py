@@ -90,6 +90,7 @@ def test_claims_are_met_not_met_or_not_measured() -> None:
     assert without["why"] == "not measured: the section has no `a.light.memory`"
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_or_has_no_memory_leaves_the_others_running(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_small(setting: Setting) -> dict[str, Any]:
         try:

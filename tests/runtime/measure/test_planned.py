@@ -59,6 +59,7 @@ def test_only_plans_that_differ_enough_must_keep_their_order(
     assert modules[0].swapped(plans) == pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipev_nosplit"])
 def test_ops_in_one_piece_start_and_send_as_a_whole(modules: tuple[ModuleType, ...], schedule: str) -> None:
     """Plans whose exchanges run alone: no message leaves ahead of a weight gradient, or between the ops of a pair."""

@@ -18,6 +18,7 @@ from schedc_runtime.testing import pool
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 
+@pytest.mark.slow
 def test_saved_files_say_what_the_trace_of_all_ranks_says(tmp_path: Path) -> None:
     program = schedc.compile("dualpipev", P=4, M=8)
     pipe = Pipeline(small_gpt(8), program, loss_fn=next_token_loss, in_process=True)

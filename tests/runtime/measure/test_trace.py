@@ -329,6 +329,7 @@ def test_run_on_processes(tmp_path: Path) -> None:
     assert (shown.exit_code, page.exists()) == (0, True), shown.output
 
 
+@pytest.mark.slow
 def test_run_reports_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as usage:
         run.main(["--program", str(tmp_path / "none.json")])

@@ -29,6 +29,7 @@ WAYS = {
 """By way: its line of a plan for two nodes, and the links on which its copies travel."""
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", swept([*WAYS], ["step", "in place"]))
 def test_exchanges_of_copies_are_slices_on_their_links(way: str, tmp_path: Path) -> None:

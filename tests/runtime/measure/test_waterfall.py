@@ -32,6 +32,7 @@ def drawn(waterfall: ModuleType) -> ModuleType:
     return sys.modules["drawn_routing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [1.0, 1.2, 1.6])
 def test_all_layers_have_the_stated_skew(drawn: ModuleType, rho: float) -> None:
     fullest = [drawn.rank_rows(drawn.expected(layer, rho)).max() for layer in range(6)]
@@ -58,6 +59,7 @@ def test_links_carry_the_tokens_that_were_drawn(waterfall: ModuleType) -> None:
         assert sent > 1.03 * even
 
 
+@pytest.mark.slow
 def test_copies_shorten_a_predicted_step_where_ranks_are_uneven(
     waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

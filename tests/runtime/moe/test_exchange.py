@@ -98,6 +98,7 @@ def test_all_tokens_on_one_expert_overflow_a_bound_of_the_mean(method: Method) -
     assert [int(flag) for flag in first.route.counts.all_flags] == [Flag.OVERFLOW, Flag.OVERFLOW, 0, Flag.OVERFLOW]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 2), (4, 2)])
 @pytest.mark.parametrize("top", [1, 4])
 def test_bytes_that_leave_a_node(nodes: int, per_node: int, top: int) -> None:
@@ -154,6 +155,7 @@ def weights_and_routing(case: Case, data: Data) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 def test_padded_shapes_do_not_depend_on_the_routing() -> None:
     shapes = []
@@ -292,6 +294,7 @@ def test_choices_that_cannot_be_are_flagged_to_all_ranks(
                 route.splits("flat", False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("method", METHODS)
 def test_bits_are_those_that_were_stored(method: Method, dtype: torch.dtype) -> None:

@@ -31,6 +31,7 @@ def instrument() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
     host_asks = instrument()
     for method in METHODS:
@@ -41,6 +42,7 @@ def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
             host_asks.run(host_asks.layer_of(method, mode, "meta"), "meta")
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_copies_of_a_step_ask_once_and_not_at_all_in_buffers_of_one_size() -> None:
     host_asks, balance, held = instrument(), Balance(by="step", over="group"), [[], [0, 1]]

@@ -44,6 +44,7 @@ def trained(schedule: str, sizes: dict[str, int], lines: str, steps: int) -> tup
 # The choice.
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     rows=st.integers(2, 4).flatmap(

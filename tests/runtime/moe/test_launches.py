@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 FILE = Path(__file__).parents[3] / "benchmarks" / "device_launches.py"
 
 
@@ -26,6 +28,7 @@ def test_a_layer_keeps_within_its_launches() -> None:
         assert 30 < forward + backward <= launches.LAYER[name], (sizes, name)
 
 
+@pytest.mark.slow
 def test_a_block_with_a_capacity_keeps_within_its_launches() -> None:
     """The router with the most of them. What attention launches on a GPU behind one operation is counted."""
     launches = instrument()

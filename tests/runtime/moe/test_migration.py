@@ -25,6 +25,7 @@ def fullest(share: np.ndarray, places: ExpertPlaces, bins: int) -> float:
     return float(share[list(places.order)].reshape(bins, -1).sum(1).max() * bins / share.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_node", [False, True])
 @pytest.mark.parametrize(("ranks", "per_node", "experts"), SIZES)
 def test_choices(ranks: int, per_node: int, experts: int, by_node: bool) -> None:

@@ -63,6 +63,7 @@ def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObj
     assert chosen == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "nodes", "per_node"),
     [((256, 8, 8, 4), 8, 8), ((96, 8, 6, 2), 4, 6), ((64, 6, 16, 5), 4, 4), ((24, 3, 24, 5), 2, 3)],

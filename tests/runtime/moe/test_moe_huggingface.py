@@ -75,6 +75,7 @@ def batch(rows: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("name", "sizes", "bitwise"), CASES)
 def test_logits_and_gradients_are_the_original_models(

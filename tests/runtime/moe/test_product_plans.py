@@ -53,6 +53,7 @@ def test_products_of_a_plan_change_no_bit_and_are_reported() -> None:
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_serve_the_model_is_refused_when_the_pipeline_is_built() -> None:
     build = partial(pipeline, dtype=torch.float64)
     with pytest.raises(RuntimeFault, match=r"mlp`: products grouped: float64 on cpu: grouped products take") as caught:

@@ -120,6 +120,7 @@ def test_numbers() -> None:
     assert [tuple(run) for run in runs_of((4, 5, 2, 3, 0))] == [(4, 0, 2), (2, 2, 2), (0, 4, 1)]
 
 
+@pytest.mark.slow
 def test_refused() -> None:
     """What cannot move is named, and nothing has changed."""
     with pytest.raises(RuntimeFault, match="no permutation"):

@@ -14,6 +14,7 @@ from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import COSTS, small_moe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [Plan(), Plan(capacity=Capacity(1.25)), Plan(bound=2.0)])
 @pytest.mark.parametrize("call", ["step", "evaluate"])
 def test_a_score_that_is_not_a_number_is_named(plan: Plan, call: str) -> None:

@@ -44,6 +44,7 @@ def round_trip(stage: Stage, microbatch: int) -> None:
     stage.join_fetch(microbatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 @pytest.mark.sweep

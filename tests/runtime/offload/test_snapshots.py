@@ -49,6 +49,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 def test_a_snapshot_is_the_state_before_its_step(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,7 @@ def test_a_snapshot_is_the_state_before_its_step(lanes: Any, monkeypatch: pytest
         assert equal(state_of(pipe), {name: value.clone() for name, value in taken.model.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 def test_a_step_that_fails_leaves_the_state_before_it(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

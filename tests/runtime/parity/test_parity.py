@@ -111,6 +111,7 @@ def test_swapped_microbatches_are_seen(channel: Channel) -> None:
     assert any(name.startswith("blocks.0.") for name in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutate", "message"),
     [

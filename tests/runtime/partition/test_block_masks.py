@@ -124,6 +124,7 @@ def compared(model: nn.Module, schedule: str, tolerance: float, batches: int = 2
     return pipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
 def test_a_mask_made_between_units_is_made_by_each_stage(schedule: str) -> None:
     pipe = compared(Documents().double(), schedule, 1e-12)

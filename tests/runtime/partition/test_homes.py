@@ -40,6 +40,7 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbh1", 4), ("dualpipe", 2)])
 def test_batches_of_several_tasks_train_as_the_model(schedule: str, ranks: int) -> None:
     torch.manual_seed(0)

@@ -46,6 +46,7 @@ def test_parity(schedule: str, text: str) -> None:
         assert pipe.partition.blocks[stage] == tuple(f"blocks.{number}" for number in layout.layers_of(stage))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [
@@ -80,6 +81,7 @@ def test_a_program_whose_layout_is_none_of_its_layers(tmp_path: Path) -> None:
         Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, in_process=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dualpipev", "zbv", "zbh1"])
 def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> None:
     """The first stage has no block, and a frozen embedding: nothing there wants a gradient, all else gets its own."""

@@ -96,6 +96,7 @@ def wrong_in(pipe: Pipeline, layout: str, experts: int, *, serial: bool = True) 
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", swept([*CASES], [*CASES][::4]))
 def test_gradients_are_those_of_one_stage(name: str, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_a_state_more_crosses_where_the_first_stage_embeds() -> None:
     assert model.predictions[0].embedding is None
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("line", "experts", "M"), [("recompute full", 1, 4), *swept([("recompute full in bubbles", 0, 8)], [])]
@@ -179,6 +181,7 @@ def test_loss_functions_that_do_not_fit(loss_fn: Any, message: str, tmp_path: Pa
         Pipeline(model_of("Ettm|L", 0), program, loss_fn=loss_fn, in_process=True)
 
 
+@pytest.mark.slow
 def test_what_several_losses_do_not_have(tmp_path: Path) -> None:
     layout = "Et|tm|L|L"
     program = written(tmp_path, "1f1b(P = 4, M = 4)", layout)

@@ -45,6 +45,7 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbh1", 4)])
 def test_units_keep_their_forward_where_their_parts_are_read(schedule: str, ranks: int) -> None:
     torch.manual_seed(0)

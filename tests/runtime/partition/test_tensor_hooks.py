@@ -130,6 +130,7 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target) ** 2).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
 def test_hooks_between_units_have_the_bits_of_plain_autograd(schedule: str, case: str) -> None:

@@ -160,6 +160,7 @@ class Checkpointed(Chain):
         return checkpoint(lambda value: block(value, scale=0.5), x, use_reentrant=self.reentrant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("schedule", ["zbh1", "1f1b"])
 def test_a_checkpoint_around_a_unit_runs_it_once_more_with_its_bits(reentrant: bool, schedule: str) -> None:

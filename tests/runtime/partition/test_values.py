@@ -73,6 +73,7 @@ def parts(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{key: value.chunk(2)[part] for key, value in batch.items()} for part in range(2)]
 
 
+@pytest.mark.slow
 def test_a_branch_holds_for_batches_of_the_same_values_alone() -> None:
     pipe, whole = pipeline()
     ones, counting = torch.ones(ROWS, LENGTH, dtype=torch.int64), torch.arange(LENGTH).repeat(ROWS, 1)

@@ -57,6 +57,7 @@ def around(mode: str) -> AbstractContextManager[object]:
     return {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "plain": torch.enable_grad}[mode]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("built_in", ["plain", "no_grad"])
 def test_a_call_is_recorded_in_its_own_modes(built_in: str) -> None:
     """Steps and evaluations take turns: what was recorded in one mode does not run in another."""

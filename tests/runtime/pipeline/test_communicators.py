@@ -37,6 +37,7 @@ def crossed(ranks: int = 2) -> Program:
     return replace(program, communicators=numbers, **columns)
 
 
+@pytest.mark.slow
 def test_receives_cross_on_two_communicators_of_one_process() -> None:
     program = crossed()
     assert verify_program(program) == []

@@ -43,6 +43,7 @@ TIED = [("dualpipev", {"P": 2, "M": 4}), ("dualpipev", {"P": 3, "M": 7}), ("zbv"
         ("zbv", {"P": 3, "M": 5})]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "sizes"), TIED)
 def test_tied_weights_of_stages_on_one_rank(schedule: str, sizes: dict[str, int]) -> None:
     program = schedc.compile(schedule, **sizes)
@@ -61,6 +62,7 @@ def test_tied_weights_on_processes() -> None:
         assert names == sorted(name for name, _ in small_gpt(tied=True).named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev", "1f1b"])
 def test_a_block_that_two_stages_use(schedule: str) -> None:
     def shared() -> GPT:

@@ -49,6 +49,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "replicas"), swept(OTHERS, OTHERS[:2]))
 def test_a_step_of_another_number_has_the_bits_of_a_pipeline_built_for_it(name: str, replicas: int) -> None:
@@ -66,6 +67,7 @@ def test_a_step_of_another_number_has_the_bits_of_a_pipeline_built_for_it(name: 
         other.close()
 
 
+@pytest.mark.slow
 def test_a_number_is_compiled_and_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = pipeline("dualpipev", 8)
     counts = {"bind": 0, "works": 0, "pieces": 0}
@@ -92,6 +94,7 @@ def test_a_number_is_compiled_and_bound_once(monkeypatch: pytest.MonkeyPatch) ->
     assert (counts["bind"], counts["pieces"]) == (4 * 2, 2)
 
 
+@pytest.mark.slow
 def test_numbers_that_cannot_be_are_refused_with_the_next_that_can() -> None:
     pipe = pipeline("dualpipev", 8)
     with pytest.raises(BatchRefused, match=re.escape("cannot have 3 microbatches")) as refused:

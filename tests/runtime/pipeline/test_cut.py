@@ -19,6 +19,7 @@ def test_stages_of_other_ranks_are_released() -> None:
     assert first_losses[0] == first_losses[1]
 
 
+@pytest.mark.slow
 def test_a_dense_model_runs_in_segments_if_the_cut_says_so() -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     losses = []

@@ -56,6 +56,7 @@ def pipeline(
     return Pipeline(model, program, example_dims=dims, **settings), copy.deepcopy(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "slices"), [(4, 1), (3, 1), (5, 1), (4, 2)])
 def test_steps_are_those_of_the_whole_model(rows: int, slices: int) -> None:
     """Three rows are as many as grids; five are padded."""

@@ -48,6 +48,7 @@ class Case:
         return self.model[stage].register_forward_hook(multiply).remove
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbh1", "dualpipev", "dualpipe"])
 def test_the_step_that_makes_a_bad_gradient_refuses_it(schedule: str) -> None:
     case = Case(schedule, microbatches=8 if schedule.startswith("dual") else 4)

@@ -170,6 +170,7 @@ def test_cumulative_statistics_weigh_by_updates() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "data"), [("1f1b", 1), ("dualpipe", 1), ("1f1b", 2), ("dualpipe", 2)])
 def test_running_statistics_are_those_of_one_rank(schedule: str, data: int) -> None:
     model = Normalized()
@@ -210,6 +211,7 @@ def mean_squares(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "loss_fn", "data", "says"),
     [
@@ -230,6 +232,7 @@ def test_a_batch_that_cannot_be_padded_says_why(model: Any, loss_fn: Any, data: 
         pipe.step(*data(8))
 
 
+@pytest.mark.slow
 def test_counts_must_be_those_of_the_loss() -> None:
     nothing = tokens(8)[0], torch.full((8, 6), IGNORED)
     pipe = pipeline(small_gpt())

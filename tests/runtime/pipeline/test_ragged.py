@@ -69,6 +69,7 @@ def differences(pipe: Pipeline, whole: nn.Module, expected: Tensor, loss: Tensor
     return max(worst.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", [None, 5])
 @pytest.mark.parametrize(("schedule", "replicas"), [("zbh1", 1), ("dualpipev", 1), ("1f1b", 2)])
 def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | None) -> None:
@@ -93,6 +94,7 @@ def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | Non
 UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 
 
+@pytest.mark.slow
 def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its check of the number of features goes by the images that are there: padded ones need it off."""
     made = llava()
@@ -105,6 +107,7 @@ def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.Monkey
     torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_grids_trains_on_grids_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2-VL: all ranks get the grids. Padded images have a grid of their own, and come last."""
     made = qwen2_vl((2, 0, 1, 2, 1, 1, 0, 1))  # the first and the third microbatch have images of the same areas

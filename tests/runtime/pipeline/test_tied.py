@@ -85,6 +85,7 @@ def test_gradients_of_several_steps_add_up() -> None:
     assert all(torch.equal(copy.grad, sums[0] + sums[1] + sums[2]) for copy in copies(pipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [True, False])
 def test_copies_without_gradients(frozen: bool) -> None:
     """What no copy has stays away; what one copy lacks counts as zeros."""

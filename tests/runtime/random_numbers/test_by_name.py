@@ -46,6 +46,7 @@ def test_dualpipe_differs_by_the_order_of_its_sums_alone() -> None:
     assert torch.allclose(mine["losses"], serial(drawing(), 4, steps=1)["losses"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [Level.NORM, Level.FULL, Level.LAYER])
 def test_recomputation_draws_again(level: Level) -> None:
     expected = serial(drawing(), 3)
@@ -57,6 +58,7 @@ def test_recomputation_draws_again(level: Level) -> None:
         assert differing(mine, expected) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segmented", [False, True])
 def test_rs_draw_again(segmented: bool) -> None:
     program = with_rs(compile_schedule("1f1b", P=2, M=3))
@@ -64,6 +66,7 @@ def test_rs_draw_again(segmented: bool) -> None:
     assert differing(mine, serial(drawing(), 3)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_torch_draw_again(reentrant: bool) -> None:
@@ -81,6 +84,7 @@ def test_a_loss_that_draws() -> None:
     assert differing(mine, expected) == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_its_step() -> None:
     whole = piped(drawing(), compile_schedule("1f1b", P=2, M=3), steps=1, first=1, in_process=True)
     again = piped(drawing(), compile_schedule("zbv", P=2, M=3), steps=1, first=1, in_process=True)
@@ -178,6 +182,7 @@ def test_contexts_do_not_nest() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_torchs_way() -> None:
     """Without names the seed of torch's generator decides."""
     losses = []

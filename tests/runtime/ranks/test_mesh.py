@@ -309,6 +309,7 @@ def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
     assert torch.isfinite(pipe.step(*tokens(4)))
 
 
+@pytest.mark.slow
 def test_a_batch_of_all_replicas_divides_into_the_microbatches_of_each() -> None:
     program = compile_schedule("1f1b", P=2, M=2)
     pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2), in_process=True)

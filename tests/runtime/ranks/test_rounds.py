@@ -67,6 +67,7 @@ def on_ranks(ranks: int, act: Act, timeout: float = 20.0, counts: Counter[str] |
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_a_plain_step_reads_and_writes_at_most_eight_keys_for_each_rank(ranks: int) -> None:
     """A call with its batch, the loss of the last rank, and the norm with gradients on all ranks: 21 steps of these."""
@@ -170,6 +171,7 @@ def test_who_is_late_or_has_left_is_named() -> None:
     assert time.monotonic() - start < 20, "nobody waits for the limit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 1024])
 def test_checksums_of_equal_values_cancel_and_others_do_not(ranks: int) -> None:
     """Groups of four neighbours, and all ranks; any ranks of a group may bring another value."""

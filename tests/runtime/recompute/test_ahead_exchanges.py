@@ -200,6 +200,7 @@ def test_bytes_are_those_that_check_counts_after_every_op() -> None:
             assert counted == memory.memory[memory.dependencies.cell_of[row]], (row, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [serial, shuffled(1)])
 def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
     """Two pipeline ranks times two that exchange give the same bits as the program without Rs."""
@@ -217,6 +218,7 @@ def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
     assert {place: unequal(mine[place], expected[place]) for place in mine} == {place: [] for place in expected}
 
 
+@pytest.mark.slow
 def test_bits_with_random_numbers() -> None:
     """Three microbatches are in flight; two have an R."""
     mine, expected = (two_steps(stages_of(2, 2), lambda seed: batch(seed=seed), ahead) for ahead in ((0, 2), ()))

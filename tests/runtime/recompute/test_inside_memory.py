@@ -50,6 +50,7 @@ def predicted(folder: Path, lines: str) -> float:
     return float(held.inside[1])
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("level", swept([*Level], [*Level][::2]))
 @pytest.mark.parametrize(("hidden", "width", "experts", "top", "shared"), SIZES)

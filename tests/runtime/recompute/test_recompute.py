@@ -177,6 +177,7 @@ class Called(nn.Module):
         return x + self.down(self.activation(self.drop(self.up(x))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activation", "saved"),
     [

@@ -59,6 +59,7 @@ THREE_LINEAR = 3 * 2 * WIDTH**2
 """FLOPs of the products that it has beside that layer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     none, kept_by_none, before = measured(Recompute())

@@ -26,6 +26,7 @@ def test_a_full_disk_leaves_what_is_committed(may_mount: bool) -> None:
     assert may_mount or figures["disk"] == "limit"
 
 
+@pytest.mark.slow
 def test_strangers_checkpoints_do_nothing() -> None:
     figures = hostile(3 * len(ALTERATIONS))
     assert figures["failures"] == []

@@ -30,6 +30,7 @@ from support.sweeps import swept
 # What cutting gives.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("dense", "moe", "sizes"), [(0, 1, True), (1, 2, False), (2, 0, True)])
@@ -42,6 +43,7 @@ def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: i
     assert stage_graph(stage, 1, names).shape == stage_shape(blocks, method, shared, sizes=sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
 def test_an_auxiliary_loss_of_several_replicas_is_one_more_exchange(method: Any) -> None:
     routing = RouterConfig(experts=8, top=2, balance=0.1)
@@ -342,6 +344,7 @@ def in_order(seed: int) -> Callable[[Stage, Tensor, Tensor], Any]:
     return run
 
 
+@pytest.mark.slow
 def test_segments_that_share_a_parameter_add_its_gradients_in_one_order() -> None:
     """Whatever the order of the cell: of products, of vectors, and of a matrix whose gradient I computes."""
     results = [toy_results(_toys("shared"), in_order(seed)) for seed in range(9)]

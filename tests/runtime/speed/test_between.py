@@ -55,6 +55,7 @@ def test_a_rank_whose_data_are_late_is_named_with_its_share_of_a_step() -> None:
     assert "% of a step longer between steps than usual, since step 3" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "period"),
     [

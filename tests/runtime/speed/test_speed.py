@@ -41,10 +41,12 @@ def alarms(count: int, slow: Slow = lambda *_: 1.0, noise: float = 0.05, seed: i
     return [alarm for number, step in enumerate(steps(count, slow, noise, seed)) for alarm in rule.step(number, step)]
 
 
+@pytest.mark.slow
 def test_quiet_ranks_raise_no_alarm_whatever_slows_all_of_them():
     assert [alarm for seed in range(40) for alarm in alarms(50 * WINDOW, seed=seed)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "rank", "kind"), [(1.25, 0, "F"), (1.5, 3, "F"), (1.25, 1, "W"), (2.0, 2, "W")])
 def test_a_slow_rank_is_named_once_with_kind_factor_and_beginning(factor, rank, kind):
     for seed in range(20):
@@ -98,6 +100,7 @@ def test_processes_name_the_rank_that_burns_more_time():
     assert not everyone[1]["lines"]
 
 
+@pytest.mark.slow
 @short_baseline(20)
 def test_ranks_in_one_process_are_told_apart_and_other_batches_have_a_baseline_of_their_own():
     program = compile_schedule("1f1b", P=3, M=3)

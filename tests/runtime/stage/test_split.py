@@ -42,6 +42,7 @@ def check(make: Any, sample: Any, autocast: torch.dtype | None = None, dtype: to
     return elements / sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bits_are_those_of_autograd(name: str) -> None:
     make, sample, share = MODELS[name]

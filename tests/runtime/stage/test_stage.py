@@ -40,6 +40,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import BoundaryError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_full_and_split_backwards_have_the_bits_of_autograd(count: int) -> None:
     model = gpt()
@@ -219,6 +220,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, list[float] | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:stage 0 holds no parameters:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_the_cases_others_get_wrong(name: str) -> None:

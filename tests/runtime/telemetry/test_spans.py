@@ -30,6 +30,7 @@ def trained(
     return pipe, [parameter.grad for parameter in pipe.parameters() if parameter.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"watched": True}, {"trace": True}], ids=["alone", "watched", "traced"])
 def test_each_instruction_of_each_step_has_a_span_inside_its_step(how: dict[str, bool]) -> None:
     from opentelemetry.sdk.trace import TracerProvider

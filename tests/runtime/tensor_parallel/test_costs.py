@@ -51,6 +51,7 @@ def test_prices_have_the_graph_of_a_recording() -> None:
         assert nodes(stage_shape(blocks, nodes=1, splits=SPLITS)) == nodes(shape)
 
 
+@pytest.mark.slow
 @needs("transformers")
 def test_prices_have_the_exchanges_of_experts_behind_attention() -> None:
     """Positions of a model of Transformers are a segment of their own."""

@@ -156,6 +156,7 @@ class Ahead(Shift):
         return x + nn.functional.pad(x[:, 1:], (0, 0, 0, 1)) * self.scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_blocks", "words"),
     [

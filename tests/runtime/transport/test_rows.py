@@ -30,6 +30,7 @@ def gathered(tensors: list[Tensor], index: Tensor) -> tuple[RowFormat, Tensor]:
     return form, buffer
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 9),

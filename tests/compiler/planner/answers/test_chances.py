@@ -95,6 +95,7 @@ def compared() -> Any:
     return compare_plans(space, problem, found, [], asked, lambda *_: None), problem, asked
 
 
+@pytest.mark.slow
 def test_all_plans_have_the_same_draws(compared: Any) -> None:
     """The step of each plan in a draw is its price in the problem with the constants and the loads of this draw."""
     plans, problem, asked = compared
@@ -153,6 +154,7 @@ def test_draws_of_loads() -> None:
 SMALL = ("plan", "gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b")
 
 
+@pytest.mark.slow
 def test_a_comparison_on_the_command_line() -> None:
     arguments = (*SMALL, "--top", "2", "--draws", "40", "--also", "tp=2,pp=4", "--json")
     facts = json.loads(CliRunner().invoke(main, arguments).stdout)

@@ -37,6 +37,7 @@ def searched(*options: str) -> dict[str, object]:
     return facts
 
 
+@pytest.mark.slow
 def test_a_size_takes_what_a_search_says_of_it() -> None:
     ramped = searched("--batch", "16x1024", "--tokens", "10M", "--ramp", "8:16:4@2M")["plans"]
     assert isinstance(ramped, list)

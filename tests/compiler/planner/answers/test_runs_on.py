@@ -56,6 +56,7 @@ def priced(axes: PlanAxes) -> PricedPlan:
     return price_plan(PlannedStep(GPT2, axes, open_choice(axes.schedule), PartTable.of(GPT2, [axes.split])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axes", "reasons"), CASES)
 def test_each_software_has_its_own_rules(axes: PlanAxes, reasons: tuple[str, str, str], tmp_path: Path) -> None:
     """The rules of megatron-core and torchtitan are those of `schedc export` for the plan's file."""

@@ -37,6 +37,7 @@ def values(facts: tuple[SpaceFact, ...], axis: str, why: str | None = None) -> s
     return {value for fact in rows for value in fact.values}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["standard", "wide"])
 def test_no_plan_has_what_the_table_leaves_out_and_all_else_has_one(kind: str) -> None:
     space = space_of(*CONDITIONS, kind=kind)
@@ -71,6 +72,7 @@ def test_a_value_that_an_axis_gains_is_listed_and_its_law_names_what_it_takes(mo
     assert values(facts, "microbatch", "--require") == {16}
 
 
+@pytest.mark.slow
 def test_a_line_that_plans_gain_is_listed_until_plan_files_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
     words: set[str] = set()

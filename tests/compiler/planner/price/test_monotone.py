@@ -15,6 +15,7 @@ from schedc.planner.times.constants import CONSTANTS
 from support.sweeps import swept
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_nothing_faster_makes_a_plan_slower() -> None:
     """Raised speeds, 20 for each plan. A constant whose direction is taken the wrong way round fails, too."""

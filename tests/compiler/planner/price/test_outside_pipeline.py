@@ -62,6 +62,7 @@ def test_sums_hide_beside_compute_alone(zero: int) -> None:
     assert sums(zero, 20.0 * alone, loads()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_shorter_pipeline_makes_no_step_longer(zero: int) -> None:
     pipelines = np.linspace(0.0, 40.0 * sums(zero, 0.0, loads()), 200)

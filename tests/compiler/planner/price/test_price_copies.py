@@ -80,6 +80,7 @@ def files(folder: Path, plan: PricedPlan, line: str | None = None) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_files_have_the_price(tmp_path: Path, name: str) -> None:
     priced = under(name).priced
@@ -160,6 +161,7 @@ def test_a_file_does_not_call_an_equal_pipeline_shorter() -> None:
     assert "## Copies of experts: none, a pipeline as short as hot auto." in priced.plan_text
 
 
+@pytest.mark.slow
 def test_a_way_that_does_not_fit_is_left_out() -> None:
     """Copies need memory: with less of it, another way is the best, and with too little none is."""
     step, known = planned("one node")

@@ -57,6 +57,7 @@ def priced(problem: PlanProblem, axes: PlanAxes) -> PricedPlan:
     return price_plan(planned(problem, axes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
 def test_check_says_what_the_planner_says(problem: PlanProblem, axes: PlanAxes, tmp_path: Path) -> None:
     plan = priced(problem, axes)
@@ -120,6 +121,7 @@ def test_sharding_divides_states_among_replicas() -> None:
     assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
 def test_bars_add_up_to_the_step(problem: PlanProblem, axes: PlanAxes) -> None:
     plan = priced(problem, axes)

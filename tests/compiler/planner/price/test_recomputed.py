@@ -25,6 +25,7 @@ REPEATED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "axes"), REPEATED)
 @pytest.mark.parametrize("level", ["act", "medium", "full", "layer"])
 def test_plans_without_pairs_repeat_the_nodes_of_cells(name: str, axes: PlanAxes, level: str) -> None:

@@ -29,6 +29,7 @@ PLANS = {
 CONSTANTS = {"ep": 0.4, "launch": 2e-3, "chunk": 1e-3, "p2p": 0.3, "cp": 0.2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [1.0, 1.6])
 @pytest.mark.parametrize("name", PLANS)
 def test_no_bar_is_negative(name: str, skew: float) -> None:

@@ -78,6 +78,7 @@ def test_floors_know_the_work_behind_a_message() -> None:
     assert check_one(random.Random(3249))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["standard", "wide"])
 def test_all_plans_are_bounded(kind: str) -> None:
     conditions = [read_condition("pp in 2, 4"), read_condition("microbatch == 1")]

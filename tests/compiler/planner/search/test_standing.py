@@ -62,6 +62,7 @@ def test_no_plan_that_was_decided_is_priced_later(objective: str) -> None:
     assert all(0 <= least <= most for least, most in limited)
 
 
+@pytest.mark.slow
 @short_search()
 def test_plans_that_wait_for_their_prices_are_open() -> None:
     """Pairs that overlap have no step before they are priced from inside."""
