@@ -14,6 +14,7 @@ import pytest
 import schedc
 from support.needs import needed
 from support.paths import ROOT
+from support.sweeps import in_sweeps
 from support.warm_programs import warm_programs
 
 EXAMPLES = ROOT / "examples"
@@ -52,6 +53,10 @@ def test_04_every_plan_is_legal_and_carries_its_layers(path: Path) -> None:
         assert (schedule.name, schedule.layers > 0) == (name, True)
 
 
+@in_sweeps(
+    "runtime/commands/test_calibrate.py::test_calibrate_check_run",
+    "runtime/measure/test_planned.py::test_ops_in_one_piece_start_and_send_as_a_whole",
+)
 @pytest.mark.slow
 @pytest.mark.processes
 def test_plan_local_trains_and_emulates_the_best_plan(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 READ = {
     "1f1b": (40, 12), "zbh1": (40, 12), "zbh2": (40, 12),
     "interleaved_1f1b": (32, 8), "dualpipe": (32, 8), "zbv": (32, 8), "vmin": (24, 8),
+    "zb_greedy": (6, 2),
 }  # fmt: skip
 """Schedules of which these tests read single formulas, and how many sizes it takes to find and to prove these."""
 

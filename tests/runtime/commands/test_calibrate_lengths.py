@@ -21,6 +21,7 @@ from schedc_runtime.data import RowCosts
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.row_times import RowTimes, check_apart, milliseconds, read_lengths
 from support import row_cases
+from support.sweeps import swept
 
 VOCAB = 16
 KNOWN = RowCosts.of_milliseconds(squared=3e-3, linear=2e-2, constant=0.7)
@@ -159,8 +160,9 @@ def test_files_without_costs_of_rows_are_refused(tmp_path: Path, text: str) -> N
         RowCosts.open(path)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("toy", ["gpt", "moe"])
+@pytest.mark.parametrize("toy", ["moe", *swept(["gpt"], [])])
 def test_toy_models_take_packed_rows(tmp_path: Path, toy: str) -> None:
     path = tmp_path / "costs.toml"
     assert calibrated(tmp_path, "dualpipev", ROWS, "--toy", toy, "--width", "8", "-o", str(path)) == 0

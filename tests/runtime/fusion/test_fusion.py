@@ -275,8 +275,9 @@ MODELS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "name", "sizes", "schedule", "fuse", "dtype", "told"), MODELS)
+@pytest.mark.parametrize(("config", "name", "sizes", "schedule", "fuse", "dtype", "told"), swept(MODELS, MODELS[::2]))
 def test_models_of_hugging_face(
     config: str, name: str, sizes: dict[str, Any], schedule: str, fuse: Fuse, dtype: torch.dtype, told: str
 ) -> None:

@@ -77,9 +77,10 @@ def test_operations_have_a_kernel() -> None:
     assert {launch for launch in OPERATIONS.values() if launch} == {row.launch for row in ROWS if row.twin}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
-    assert answer_of(kernel_numbers, interpreted=True) == []
+    assert answer_of(kernel_numbers, *swept((), ("--some",)), interpreted=True) == []
 
 
 @in_sweeps("test_numbers_in_the_interpreter_are_those_of_the_twins")

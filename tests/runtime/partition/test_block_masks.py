@@ -124,8 +124,9 @@ def compared(model: nn.Module, schedule: str, tolerance: float, batches: int = 2
     return pipe
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+@pytest.mark.parametrize("schedule", ["zbv", *swept(["dualpipev"], [])])
 def test_a_mask_made_between_units_is_made_by_each_stage(schedule: str) -> None:
     pipe = compared(Documents().double(), schedule, 1e-12)
     for boundary in pipe.partition.records.current.boundaries[1:-1]:  # type: ignore[union-attr]

@@ -33,6 +33,7 @@ from schedc_runtime.testing import pool
 from support.expert_cases import compiled
 from support.recompute_cases import Block, block_stage, moe, two_steps, unequal, with_rs
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import swept
 
 # Stages by themselves.
 
@@ -77,9 +78,10 @@ def stepped(segmented: bool, level: Level, ahead: tuple[int, ...]) -> dict[str, 
     return two_steps(dense_stages(segmented, level), lambda seed: tokens(1, seed=seed), ahead)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.LAYER])
+@pytest.mark.parametrize("level", [Level.ACT, *swept([Level.NONE, Level.LAYER], [])])
 def test_dense_stages(segmented: bool, level: Level) -> None:
     expected = stepped(segmented, Level.NONE, ())
     assert len(expected) > 30
@@ -152,8 +154,9 @@ def moe_stage(level: Level, ahead: bool = True) -> Stage:
     return stage
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [Level.NONE, Level.MEDIUM, Level.FULL, Level.LAYER])
+@pytest.mark.parametrize("level", [Level.MEDIUM, Level.LAYER, *swept([Level.NONE, Level.FULL], [])])
 def test_stages_with_experts(level: Level) -> None:
     """One of two microbatches in flight has an R. The other recomputes in its backward.
 

@@ -50,7 +50,8 @@ STEPS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", STEPS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("schedule", swept([*STEPS], ["dualpipev", "1f1b"]))
 @pytest.mark.parametrize("model", ["moe", "dense"])
 def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> None:
     """Dense and MoE blocks mixed, and unequal numbers of them in the two halves of a pair."""

@@ -61,7 +61,7 @@ def test_models_of_transformers_train_by_their_own_plans() -> None:
     [
         *swept([("Mixtral", "ep 2 over tp 2", 0)], []),
         ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0),
-        ("DeepseekV3", "ep 2 in tp 4", 3),
+        ("DeepseekV3", "ep 2 in tp 4", swept(3, 2)),
     ],
 )
 def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: int) -> None:
