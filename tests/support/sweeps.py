@@ -7,6 +7,7 @@ a shorter one is marked `in_sweeps`, and the suite leaves it out.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 import pytest
@@ -20,6 +21,12 @@ def swept(full: T, reduced: T) -> T:
     if asked not in ("", "full"):
         raise ValueError(f"SCHEDC_SWEEP is {asked!r}; set it to full, or not at all")
     return full if asked else reduced
+
+
+def halved(cases: Iterable[T]) -> list[T]:
+    """All of ``cases`` in sweeps, and every second one in the suite."""
+    every = [*cases]
+    return swept(every, every[::2])
 
 
 def in_sweeps(*kept: str) -> pytest.MarkDecorator:

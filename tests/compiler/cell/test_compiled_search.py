@@ -22,6 +22,7 @@ from schedc.cell.tasks import Tasks, tasks_of
 from schedc.cli import main
 from schedc.step.cells import cell_pricing
 from support.cell_cases import cells, shapes_of
+from support.sweeps import halved
 
 LOOPS = compiled.load() or SearchLoops()
 WAYS = [SearchLoops(), *filter(None, [compiled.load()])]
@@ -77,8 +78,9 @@ def test_draws_are_those_of_python() -> None:
             assert known == [plain.random() for _ in range(taken)]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("costs", ["cells", "hops", "moe2"])
+@pytest.mark.parametrize("costs", halved(["cells", "hops", "moe2"]))
 @pytest.mark.parametrize("schedule", ["dualpipev", "zbh1_overlap"])
 def test_cells_of_the_examples_have_the_programs_of_the_methods(
     costs: str, schedule: str, monkeypatch: pytest.MonkeyPatch

@@ -10,13 +10,15 @@ import pytest
 from schedc.diagnose.causes import Causes
 from schedc.diagnose.open_traces import open_traces
 from schedc.diagnose.ranking import diagnose, gain_of
+from support.sweeps import halved
 from support.synthetic_traces import World, schedule_at, write_steps
 
 HOST = 0.2
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("copied", ["SNAPSHOT", "OFFLOAD", "FETCH"])
+@pytest.mark.parametrize("copied", halved(["SNAPSHOT", "OFFLOAD", "FETCH"]))
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
 def test_exposed_copies_gain_the_step_without_them(name: str, turned: bool, copied: str, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from schedc.search.solver import Effort
 from schedc.search.tune import tune
 from schedc.step.costs.costs import Costs
 from support.needs import needed
+from support.sweeps import halved
 
 needed("ortools")
 pytestmark = pytest.mark.slow
@@ -62,14 +63,17 @@ def message(orders: Sequence[Schedule]) -> str:
 UNITS = [{"P": P, "M": k * P} for P in (2, 3, 4) for k in (2, 3)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "sizes", "held"),
-    [
-        ("1f1b", UNITS, [{"P": 7, "M": 14}, {"P": 5, "M": 15}]),
-        ("zb_wave", [{"P": P, "M": 2 * P, "w": 2} for P in (2, 3, 4, 5)], [{"P": 6, "M": 12, "w": 3}]),
-        ("hanayo", [{"P": P, "M": 2 * P, "w": w} for P in (2, 3, 4) for w in (1, 2)], [{"P": 5, "M": 10, "w": 3}]),
-        ("interleaved_1f1b", [{**size, "v": 2} for size in UNITS], [{"P": 6, "M": 18, "v": 2}]),
-    ],
+    halved(
+        [
+            ("1f1b", UNITS, [{"P": 7, "M": 14}, {"P": 5, "M": 15}]),
+            ("zb_wave", [{"P": P, "M": 2 * P, "w": 2} for P in (2, 3, 4, 5)], [{"P": 6, "M": 12, "w": 3}]),
+            ("hanayo", [{"P": P, "M": 2 * P, "w": w} for P in (2, 3, 4) for w in (1, 2)], [{"P": 5, "M": 10, "w": 3}]),
+            ("interleaved_1f1b", [{**size, "v": 2} for size in UNITS], [{"P": 6, "M": 18, "v": 2}]),
+        ]
+    ),
 )
 def test_a_text_gives_orders_that_it_never_saw(name: str, sizes: Sequence[Sizes], held: Sequence[Sizes]) -> None:
     result = inferred(library(name, sizes))

@@ -293,7 +293,10 @@ def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
     """Some of the 1,000 levels that `planner_truth.py networks` tries, and pairs that overlap on 288 devices."""
     cases = [
         *all_networks(LEVELS[:: swept(333, 999)], "not overlap", "tp == 1", every=swept(3, 12)),
-        searched_placements(288, 16, "schedule == 1f1b_overlap", "overlap", "tp == 2"),
+        *(
+            searched_placements(*each, "overlap", "tp == 2")
+            for each in swept([(288, 16, "schedule == 1f1b_overlap")], [])
+        ),
     ]
-    assert len(cases) == 2 * len(NETWORKS) + 1 + swept(4, 1) + 1
+    assert len(cases) == 2 * len(NETWORKS) + 1 + swept(5, 1)
     assert [case for case in cases if not case.agrees] == []

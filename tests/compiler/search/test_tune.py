@@ -33,6 +33,7 @@ from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from support.needs import needed
 from support.random_schedules import random_schedule
+from support.sweeps import halved
 
 needed("ortools")
 
@@ -84,8 +85,9 @@ EXHAUSTIVE = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("costs", "microbatches", "cap", "objective"), EXHAUSTIVE)
+@pytest.mark.parametrize(("costs", "microbatches", "cap", "objective"), halved(EXHAUSTIVE))
 def test_the_result_is_the_best_of_all_orders(
     costs: dict[str, Any], microbatches: int, cap: float, objective: str
 ) -> None:
@@ -209,8 +211,9 @@ def test_too_many_ops_are_refused() -> None:
 # Any schedule, any costs.
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", halved(range(24)))
 def test_the_result_is_legal_within_the_cap_and_never_worse(number: int) -> None:
     seed, draw = random_schedule(number), random.Random(number)
 

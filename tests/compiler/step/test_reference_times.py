@@ -36,6 +36,7 @@ from support.needs import needs
 from support.paths import ROOT
 from support.random_schedules import random_schedule, with_recomputation
 from support.reference import Cell, Given, Times, cost, duration
+from support.sweeps import halved
 
 Run = Callable[..., tuple[int, str]]
 """Exit status and output of a command."""
@@ -235,8 +236,9 @@ LIBRARY: list[tuple[str, dict[str, int], str]] = [
 """Schedules of the library, sizes, and the keys that always have a cost. The order of the last three follows costs."""
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "kinds"), LIBRARY, ids=[name for name, _, _ in LIBRARY])
+@pytest.mark.parametrize(("name", "sizes", "kinds"), halved(LIBRARY), ids=[name for name, _, _ in LIBRARY])
 def test_claims(name: str, sizes: dict[str, int], kinds: str) -> None:
     covered = []
     for seed in range(10):

@@ -20,7 +20,7 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import in_process
 from support.audit_cases import SETTINGS, FaultyStage, Flip, Setting, flip_bit, flips, watch_of
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,8 @@ def test_flips_that_change_what_is_sent_are_named(setting, tmp_path):
     assert sum(outcome.changed for outcome in outcomes) >= 12
 
 
-@pytest.mark.parametrize("name", ["zbh1", "dualpipe", "dualpipev"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", halved(["zbh1", "dualpipe", "dualpipev"]))
 def test_an_audited_training_has_the_bits_of_another_one(name, tmp_path):
     def trained(audit: Audit | None) -> tuple[Pipeline, list[torch.Tensor]]:
         program = compile_schedule(name, P=2, M=4)

@@ -15,12 +15,14 @@ from schedc_runtime.capture.check import KINDS as FINDINGS
 from schedc_runtime.testing import capturable, pool
 from support.capture_cases import SMALL, data, judged, pipeline
 from support.runtime_cases import next_token_loss
+from support.sweeps import halved
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "schedule"),
-    [("padded", "dualpipev"), ("dense", "zbh1"), ("chunked", "zbv")],
+    halved([("padded", "dualpipev"), ("dense", "zbh1"), ("chunked", "zbv")]),
 )
 def test_static_steps_have_no_finding(kind: str, schedule: str) -> None:
     """`benchmarks/device.py capture` has all four kinds under all four schedules."""

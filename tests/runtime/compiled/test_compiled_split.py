@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
 from support.needs import needs
 from support.split_models import Splitting, differing, plain
-from support.sweeps import in_sweeps
+from support.sweeps import halved, in_sweeps
 
 WIDTH = 16
 pytestmark = [
@@ -137,8 +137,9 @@ def check(
     assert len(graphs) == counter.frame_count
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("autocast", halved([None, torch.bfloat16]))
 @pytest.mark.parametrize("name", MODELS)
 def test_i_and_w_have_the_bits_of_the_whole_backward(name: str, autocast: torch.dtype | None) -> None:
     check(name, cut_aot_eager, "aot_eager", autocast=autocast)

@@ -17,6 +17,7 @@ from schedc_runtime.data_parallel.stage_replicas import stage_replicas, summed_s
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, in_process_peer_groups
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import halved
 
 pytestmark = pytest.mark.usefixtures("watched")
 
@@ -55,8 +56,9 @@ def test_experts_are_summed_where_they_are_held() -> None:
     assert [works.sums.parameters for key, works in replicas.items() if key.group == 1] == [(expert,)]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "zbv", "dualpipe"]))
 def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
     """A stage with a second copy starts behind the REDUCEs, which sum the copies."""
     program = schedc.compile(schedule, P=2, M=4)

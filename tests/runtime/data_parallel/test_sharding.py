@@ -28,7 +28,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt
-from support.sweeps import in_sweeps, swept
+from support.sweeps import halved, in_sweeps, swept
 from support.warm_command import run_schedc
 
 SHARDED = [
@@ -89,14 +89,17 @@ def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, message: s
         check_sharding(schedc.compile(schedule, P=2, M=4), mesh)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "mesh", "kind"),
-    [
-        ("1f1b", Mesh(2, data=3), "mixed"),
-        ("zbv", Mesh(1, experts=2), "moe"),
-        ("interleaved_1f1b", Mesh(2, data=2), "gpt"),
-    ],
+    halved(
+        [
+            ("1f1b", Mesh(2, data=3), "mixed"),
+            ("zbv", Mesh(1, experts=2), "moe"),
+            ("interleaved_1f1b", Mesh(2, data=2), "gpt"),
+        ]
+    ),
 )
 def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, mesh: Mesh, kind: str) -> None:
     """Also behind a step that failed, for values that were loaded, and in evaluation between two steps.

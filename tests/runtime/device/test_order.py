@@ -15,6 +15,7 @@ from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.testing import simulated_device
 from support.device_faults import FAULTS, MISSED_LATE, Fault, bits_under_late, pairs, wrong
 from support.simulated_cases import EVERY, expert_steps, late, snapshot_steps, unclean, watched
+from support.sweeps import halved
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,8 @@ def test_a_step_of_pairs_with_experts_is_clean() -> None:
     assert unclean("dualpipev", "hierarchical", {"P": 1, "M": 2}) == []
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zbh1"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("schedule", halved(["1f1b", "gpipe", "zbh1"]))
 def test_late_works_keep_the_bits(schedule: str) -> None:
     plain, lately = snapshot_steps(schedule), late(lambda: snapshot_steps(schedule))
     assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []

@@ -23,6 +23,7 @@ from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import ENDED
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import halved
 
 
 class Asked(nn.Module):
@@ -66,10 +67,11 @@ def asked(P: int, M: int) -> tuple[Pipeline, list[Asked], tuple[Tensor, Tensor]]
     return pipe, modules, (batch[0], batch[1])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "sizes"),
-    [("1f1b", {}), ("zbh1", {}), ("dualpipev", {}), ("interleaved_1f1b", {"v": 2})],
+    halved([("1f1b", {}), ("zbh1", {}), ("dualpipev", {}), ("interleaved_1f1b", {"v": 2})]),
 )
 def test_the_bits_of_the_table(schedule: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a stream has several parts, which end in the middle of messages."""

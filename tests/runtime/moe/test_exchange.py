@@ -22,7 +22,7 @@ from schedc_runtime.testing import pool
 from schedc_runtime.transport.base import MessageMismatch
 from schedc_runtime.transport.collectives import SoloCommunicator
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 GROUPS = [(1, 1), (1, 4), (4, 1), (2, 2), (4, 2), (2, 4)]
 
@@ -294,8 +294,9 @@ def test_choices_that_cannot_be_are_flagged_to_all_ranks(
                 route.splits("flat", False)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", halved([torch.float64, torch.float32]))
 @pytest.mark.parametrize("method", METHODS)
 def test_bits_are_those_that_were_stored(method: Method, dtype: torch.dtype) -> None:
     assert digests(dtype, method) == stored(dtype)

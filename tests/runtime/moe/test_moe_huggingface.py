@@ -17,7 +17,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
 from schedc_runtime.moe.layer import MoELayer
 from support.needs import needed
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 transformers = needed("transformers")
 
@@ -75,8 +75,9 @@ def batch(rows: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", halved([torch.float64, torch.float32]))
 @pytest.mark.parametrize(("name", "sizes", "bitwise"), CASES)
 def test_logits_and_gradients_are_the_original_models(
     name: str, sizes: dict[str, Any], bitwise: bool, dtype: torch.dtype

@@ -29,6 +29,7 @@ from support.expert_cases import compiled
 from support.offload_cases import Watch, accounts, moving, stepped
 from support.recompute_cases import moe, with_rs
 from support.runtime_cases import gradients, model_for, tokens
+from support.sweeps import halved
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,10 @@ CASES: list[tuple[str, dict[str, int], str, bool, bool, Any]] = [
 """Schedule, sizes, line of recomputation, whether the model has experts, whether the program has Rs, lanes."""
 
 
-@pytest.mark.parametrize(("schedule", "sizes", "line", "experts", "ahead", "lanes"), CASES, ids=[x[0] for x in CASES])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "line", "experts", "ahead", "lanes"), halved(CASES), ids=[x[0] for x in CASES]
+)
 def test_gradients_keep_their_bits(
     schedule: str, sizes: dict[str, int], line: str, experts: bool, ahead: bool, lanes: Any
 ) -> None:

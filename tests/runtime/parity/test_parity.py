@@ -13,7 +13,7 @@ from schedc.ir.program import Channel, InstructionKind, Program
 from schedc_runtime import Pipeline
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, differences, model_for, next_token_loss, oracle, small_gpt, tokens
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 ON_PROCESSES = {
     2: [
@@ -52,8 +52,9 @@ def test_processes(ranks: int) -> None:
         assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "sizes"), IN_PROCESS)
+@pytest.mark.parametrize(("schedule", "sizes"), halved(IN_PROCESS))
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, **sizes)
     model = model_for(program)

@@ -16,6 +16,7 @@ from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import TensorSpec, infer_boundaries
 from support.needs import needed
+from support.sweeps import halved
 
 transformers = needed("transformers")
 
@@ -71,8 +72,9 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options", "dtype", "masked", "stages"), CASES)
+@pytest.mark.parametrize(("name", "options", "dtype", "masked", "stages"), halved(CASES))
 def test_stages_have_the_gradients_of_the_model(
     name: str, options: dict[str, Any], dtype: torch.dtype, masked: bool, stages: int
 ) -> None:

@@ -20,6 +20,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, next_token_loss, small_gpt, tokens
+from support.sweeps import halved
 
 LAYOUTS = {
     "padded at the end": "E tt|t|t|t noop L",
@@ -31,8 +32,9 @@ LAYOUTS = {
 SCHEDULES = {"interleaved_1f1b": {"P": 2, "M": 4, "v": 2}, "dualpipev": {"P": 2, "M": 5}, "zbv": {"P": 2, "M": 4}}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", halved(SCHEDULES))
 @pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS)
 def test_parity(schedule: str, text: str) -> None:
     program, layout = compile_schedule(schedule, **SCHEDULES[schedule]), parse_layout(text)

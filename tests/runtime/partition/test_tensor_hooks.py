@@ -16,6 +16,7 @@ from schedc.ir.plan import Level, Plan, Recompute
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import partition
+from support.sweeps import halved
 
 WIDTH, ROWS = 4, 8
 Between = Callable[["Hooked", int, Tensor], Any]
@@ -130,8 +131,9 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target) ** 2).mean()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", halved(CASES))
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
 def test_hooks_between_units_have_the_bits_of_plain_autograd(schedule: str, case: str) -> None:
     assert step(CASES[case], schedule) == []

@@ -19,6 +19,7 @@ from schedc_runtime.models.gpt import GPT, next_token_loss
 from schedc_runtime.parity.reference import reference_step
 from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, small_gpt, tokens
+from support.sweeps import halved
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +55,10 @@ WAYS = [[("early", False), ("again", True)], [("early", True), ("again", False)]
 """Forms, and whether stages are segmented: of every other schedule."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "ranks", "tied", "form", "segmented"),
-    [(*case, *way) for number, case in enumerate(CASES) for way in WAYS[number % 2]],
+    halved([(*case, *way) for number, case in enumerate(CASES) for way in WAYS[number % 2]]),
 )
 def test_every_schedule_has_the_bits_of_the_reference(
     schedule: str, ranks: int, tied: bool, form: str, segmented: bool
@@ -81,8 +83,9 @@ def test_every_schedule_has_the_bits_of_the_reference(
     assert torch.equal(evaluated, loss)
 
 
+@pytest.mark.sweep
 @FORMS
-@pytest.mark.parametrize("schedule", ["zbh1", "dualpipev"])
+@pytest.mark.parametrize("schedule", halved(["zbh1", "dualpipev"]))
 def test_slices_have_the_numbers_of_the_whole_model(schedule: str, form: str) -> None:
     """Slices ignore different numbers of targets, one of them all; chunks divide neither them nor microbatches."""
     model, (batch, targets) = small_gpt(), batch_of(4, rows=4)

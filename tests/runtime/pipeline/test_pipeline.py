@@ -16,6 +16,7 @@ from schedc_runtime.errors import NonFiniteLoss, PartitionError, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from support.runtime_cases import differences, gradients, next_token_loss, oracle, plain_of, small_gpt, tokens
+from support.sweeps import halved
 
 
 def pipeline(model: nn.Module, schedule: str = "dualpipev", **options: Any) -> Pipeline:
@@ -116,8 +117,9 @@ def test_keywords_plain_values_and_values_for_several_stages(schedule: str) -> N
         torch.testing.assert_close(grad, expected[name].grad, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe", "dualpipev"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "zbv", "dualpipe", "dualpipev"]))
 @pytest.mark.parametrize("blocks", [1, 8], ids=["stages without a block", "all stages full"])
 def test_frozen_parts_and_empty_stages(schedule: str, blocks: int) -> None:
     model = small_gpt(blocks=blocks)

@@ -16,6 +16,7 @@ from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.models.gpt import GPT
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, differences, next_token_loss, oracle, small_gpt, tokens
+from support.sweeps import halved
 
 FIRST, LAST = "token_embedding.weight", "head.weight"
 
@@ -56,8 +57,11 @@ def recurrent(blocks: int = 8, every: int = 2) -> GPT:
     return model
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 4), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipe", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "ranks"), halved([("1f1b", 4), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipe", 2)])
+)
 def test_blocks_that_every_stage_uses(schedule: str, ranks: int) -> None:
     """Four ranks add up four gradients, which must come in one order everywhere."""
     pipe = train(recurrent(), schedule, P=ranks)

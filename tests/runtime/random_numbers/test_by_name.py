@@ -24,6 +24,7 @@ from schedc_runtime.random_numbers.interception import listening
 from schedc_runtime.random_numbers.names import aliases_of, may_draw
 from schedc_runtime.testing import pool
 from support.recompute_cases import with_rs
+from support.sweeps import halved
 from support.warm_command import run_python
 
 SCHEDULES = [
@@ -31,8 +32,9 @@ SCHEDULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("shared", "segmented"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("shared", "segmented"), halved([(False, False), (True, False), (True, True)]))
 def test_schedules_equal_autograd_of_the_whole_model(shared: bool, segmented: bool) -> None:
     expected = serial(drawing(shared=shared), 2, steps=1)
     for name, sizes in SCHEDULES:
@@ -46,8 +48,9 @@ def test_dualpipe_differs_by_the_order_of_its_sums_alone() -> None:
     assert torch.allclose(mine["losses"], serial(drawing(), 4, steps=1)["losses"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [Level.NORM, Level.FULL, Level.LAYER])
+@pytest.mark.parametrize("level", halved([Level.NORM, Level.FULL, Level.LAYER]))
 def test_recomputation_draws_again(level: Level) -> None:
     expected = serial(drawing(), 3)
     plan = Plan(recompute=(Recompute(level),) * 2)

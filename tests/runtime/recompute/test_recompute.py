@@ -44,7 +44,7 @@ from support.recompute_cases import (
 )
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import listed
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
@@ -108,8 +108,9 @@ def test_processes(ranks: int, cases: list[Any]) -> None:
         assert wrong == [[]] * sum(len(levels) for *_, levels in cases)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", halved([False, True]))
 @pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL, Level.LAYER])
 def test_dense_stages(level: Level, overlap: bool) -> None:
     """Stages that are run as a whole, and in segments; different levels on different stages."""

@@ -28,6 +28,7 @@ from support.recompute_cases import (
     block_stage,
     moe_stage,
 )
+from support.sweeps import halved
 
 LEVELS = [level for level in Level if level is not Level.NONE]
 
@@ -59,8 +60,9 @@ THREE_LINEAR = 3 * 2 * WIDTH**2
 """FLOPs of the products that it has beside that layer."""
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", halved(LEVELS))
 def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     none, kept_by_none, before = measured(Recompute())
     bytes_held, kept, after = measured(Recompute(level))

@@ -16,6 +16,7 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 from support.segmented_cases import listed, shuffled, small_moe, together, unequal
+from support.sweeps import halved
 from support.weight_pairs import schedule_of_pairs
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,8 @@ def program_of(kind: str, P: int = 2, paired: bool = True) -> Program:
     return insert_communication(schedule)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", halved(KINDS))
 def test_pairs_in_any_order_inside_give_the_bits_of_single_ops(kind: str) -> None:
     mesh = Mesh(1, experts=2)
     paired, single = program_of(kind, P=1), program_of(kind, P=1, paired=False)

@@ -14,6 +14,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
+from support.sweeps import halved
 from support.tensor_cases import TOY_PLAN, batch, family, loss_fn, toy, wide_norms
 from support.thread_ranks import Meeting, ThreadCommunicator, on_threads
 
@@ -59,8 +60,9 @@ def worst(make: Callable[[], nn.Module], plan: dict[str, str] | None, ranks: int
 WHOLE = {name: style for name, style in TOY_PLAN.items() if name != "embedding"} | {"head": "replicate"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("plan", "ranks", "tied"), [(TOY_PLAN, 2, False), (TOY_PLAN, 2, True), (WHOLE, 4, False), (WHOLE, 2, True)]
+    ("plan", "ranks", "tied"), halved([(TOY_PLAN, 2, False), (TOY_PLAN, 2, True), (WHOLE, 4, False), (WHOLE, 2, True)])
 )
 def test_toys(plan: dict[str, str], ranks: int, tied: bool) -> None:
     assert worst(lambda: toy(tied=tied), plan, ranks) <= 1e-14

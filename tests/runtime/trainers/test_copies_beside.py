@@ -20,7 +20,7 @@ from schedc_runtime.testing import RankPool
 from schedc_runtime.trainers.kept_states import kept_states
 from support.kept_runs import Run
 from support.simulated_cases import Normed, squares
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -84,9 +84,10 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "ranks", "order"),
-    [("1f1b", 2, ""), ("dualpipe", 2, ""), ("zbv", 1, "watch"), ("zbv", 1, "late")],
+    halved([("1f1b", 2, ""), ("dualpipe", 2, ""), ("zbv", 1, "watch"), ("zbv", 1, "late")]),
 )
 def test_an_image_has_the_state_before_its_step(tmp_path: Path, schedule: str, ranks: int, order: str) -> None:
     """On a simulated device copies run beside compute: in any order that its streams allow, and bits are the same.

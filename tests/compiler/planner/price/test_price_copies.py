@@ -22,6 +22,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.report.plan_timelines import costs_of_plan, priced_file
+from support.sweeps import halved
 
 LAYERS = 6
 QWEN: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 2, "vpp": 1, "ep": 4, "dp": 4, "zero": 1, "microbatch": 1}
@@ -80,8 +81,9 @@ def files(folder: Path, plan: PricedPlan, line: str | None = None) -> Path:
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", halved(PLANS))
 def test_files_have_the_price(tmp_path: Path, name: str) -> None:
     priced = under(name).priced
     assert priced is not None

@@ -30,6 +30,7 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.step.batch import simulate_batch
 from schedc.step.costs.batch import CostBatch
 from schedc.step.peak_counts import PeakCounts
+from support.sweeps import halved
 
 PANGU = PlanProblem(open_model("pangu-ultra-moe-718b").at(8192), open_cluster("ascend-910b", 6144), 4608)
 LLAMA = PlanProblem(open_model("llama-3.1-8b").at(4096), open_cluster("h100", 64), 512)
@@ -57,8 +58,9 @@ def priced(problem: PlanProblem, axes: PlanAxes) -> PricedPlan:
     return price_plan(planned(problem, axes))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
+@pytest.mark.parametrize(("problem", "axes"), halved(CASES), ids=lambda value: getattr(value, "schedule", ""))
 def test_check_says_what_the_planner_says(problem: PlanProblem, axes: PlanAxes, tmp_path: Path) -> None:
     plan = priced(problem, axes)
     plan_file, cost_file = tmp_path / "01.sched", tmp_path / "01.costs.toml"
@@ -121,8 +123,9 @@ def test_sharding_divides_states_among_replicas() -> None:
     assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
+@pytest.mark.parametrize(("problem", "axes"), halved(CASES), ids=lambda value: getattr(value, "schedule", ""))
 def test_bars_add_up_to_the_step(problem: PlanProblem, axes: PlanAxes) -> None:
     plan = priced(problem, axes)
     bars = dict(waterfall(plan))
