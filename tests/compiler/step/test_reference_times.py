@@ -238,7 +238,7 @@ LIBRARY: list[tuple[str, dict[str, int], str]] = [
 
 @pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "kinds"), halved(LIBRARY), ids=[name for name, _, _ in LIBRARY])
+@pytest.mark.parametrize(("name", "sizes", "kinds"), halved(LIBRARY), ids=[name for name, _, _ in halved(LIBRARY)])
 def test_claims(name: str, sizes: dict[str, int], kinds: str) -> None:
     covered = []
     for seed in range(10):

@@ -44,7 +44,7 @@ CASES: list[tuple[str, dict[str, int], str, bool, bool, Any]] = [
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("schedule", "sizes", "line", "experts", "ahead", "lanes"), halved(CASES), ids=[x[0] for x in CASES]
+    ("schedule", "sizes", "line", "experts", "ahead", "lanes"), halved(CASES), ids=[x[0] for x in halved(CASES)]
 )
 def test_gradients_keep_their_bits(
     schedule: str, sizes: dict[str, int], line: str, experts: bool, ahead: bool, lanes: Any

@@ -110,8 +110,8 @@ def test_processes(ranks: int, cases: list[Any]) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", halved([False, True]))
-@pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL, Level.LAYER])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("level", halved([Level.NORM, Level.ACT, Level.FULL, Level.LAYER]))
 def test_dense_stages(level: Level, overlap: bool) -> None:
     """Stages that are run as a whole, and in segments; different levels on different stages."""
 

@@ -26,7 +26,7 @@ from schedc_runtime.trainers.optimizer_state import OptimizerFacts
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
-from support.sweeps import halved
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def train(pipe: Pipeline, optimizer: torch.optim.Optimizer, steps: range) -> dic
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("tied", halved([False, True]))
+@pytest.mark.parametrize("tied", swept([False, True], [True]))
 def test_another_number_of_ranks_goes_on_with_the_same_bits(tmp_path: Path, tied: bool) -> None:
     config = {"tied": tied, "dropout": 0.1}
     first = pipeline("zbh1", 2, **config)

@@ -15,7 +15,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem
 from support.short_search import short_search
-from support.sweeps import halved
+from support.sweeps import swept
 
 PLANS = {
     "dense": ("llama-3.1-8b", PlanAxes(2, 1, 4, 2, 1, 4, 1, 1, 8, "interleaved_1f1b", recompute="full")),
@@ -32,7 +32,7 @@ CONSTANTS = {"ep": 0.4, "launch": 2e-3, "chunk": 1e-3, "p2p": 0.3, "cp": 0.2}
 
 @pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("skew", halved([1.0, 1.6]))
+@pytest.mark.parametrize("skew", swept([1.0, 1.6], [1.6]))
 @pytest.mark.parametrize("name", PLANS)
 def test_no_bar_is_negative(name: str, skew: float) -> None:
     model, axes = PLANS[name]
