@@ -303,9 +303,10 @@ def test_a_drawing_of_a_cell_shows_the_fullest_and_the_emptiest_rank(tmp_path: P
     texts = {}
     for rows in ("", "[cell.rows]\nper_rank = [1.0, 1.5, 0.5]\n"):
         file.write_text(CELLS + rows)
-        svg = tmp_path / "cell.svg"
-        assert CliRunner().invoke(main, [*arguments, "-o", str(svg)]).exit_code == 0
-        texts[bool(rows)] = CliRunner().invoke(main, [*arguments, "--format", "term"]).output, svg.read_text()
+        texts[bool(rows)] = [CliRunner().invoke(main, [*arguments, "--format", "term"]).output]
+    svg = tmp_path / "cell.svg"
+    assert CliRunner().invoke(main, [*arguments, "-o", str(svg)]).exit_code == 0
+    texts[True].append(svg.read_text())
     for text in texts[True]:
         assert "rank 1 with 1.5 of the mean rows" in text
         assert "rank 2 with 0.5 of the mean rows" in text

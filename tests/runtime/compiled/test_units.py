@@ -19,6 +19,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.testing import pool
 from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, next_token_loss, small_gpt, tokens
+from support.sweeps import in_sweeps
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # Dynamo's own
@@ -75,6 +76,7 @@ def on_processes(rank: int, world_size: int) -> list[float]:
     return [float(loss), *sums]
 
 
+@in_sweeps("test_every_schedule_has_the_bits_of_one_rank")
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_have_the_bits_of_one_process() -> None:

@@ -61,10 +61,12 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
             assert results["held sharded"] <= 0.51 * results["held plain"]
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 def test_updates_of_shards_beside_whole_parameters_have_the_bits_of_whole_ones() -> None:
     """Experts and tied weights stay whole: factors, scalers, norms that scale, and optimizers that take all at once."""
     cases = [("moe", 2, 1, {"foreach": True}), ("tied", 1, 2, {"fused": True}), ("mixed", 1, 2, {"foreach": True})]
+    cases = halved(cases)
     for wrong in pool(4).run("runtime.data_parallel.sharding_cases:updates", timeout=240, cases=cases):
         assert wrong == [[]] * len(cases)
 

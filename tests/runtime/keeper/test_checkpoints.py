@@ -24,7 +24,7 @@ from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from support.kept_runs import Run
 from support.killed_runs import Case, held, killed_flushes, killed_trainings
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 STEPS = 6
 
@@ -62,11 +62,12 @@ def test_a_run_goes_on_with_the_same_bits(
     assert [name for name in expected if not torch.allclose(state[name], expected[name], near, near)] == []
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow
 def test_killed_ranks_lose_nothing(tmp_path: Path) -> None:
     """A run goes on behind each kill, from memory and from disk, with the bits of an undisturbed one."""
-    cases = [
+    cases = halved([
         Case("1f1b", ((0, "flip", 1, 0),)),
         Case("1f1b", ((1, "meeting", 0, 0),)),  # the keeper of the first attempt goes on meanwhile
         Case("1f1b", ((1, "SEND", 0, 3),), keeper=0.1),
@@ -75,7 +76,7 @@ def test_killed_ranks_lose_nothing(tmp_path: Path) -> None:
         Case("zbv", ((0, "clear", 1, 0),)),
         Case("zbv", ((1, "agree", 1, 0),), keeper=0.0),
         Case("zbv", ((0, "updated", 0, 0),)),
-    ]
+    ])  # fmt: skip
     chains = list(killed_trainings(cases, 2, tmp_path))
     assert sum(count for count, _ in chains) == len(cases)
     assert [why for _, wrong in chains for why in wrong] == []
