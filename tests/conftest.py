@@ -41,7 +41,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 
 
 LONGEST = {
-    "project/test_examples.py": 85,
     "runtime/kernels/test_kernels.py": 67,
     "runtime/measure/test_waterfall.py": 36,
     "project/test_docs.py": 32,
