@@ -66,7 +66,6 @@ def row_of(planned: PlannedStep, cluster: str, rows: Path, **software: int) -> f
     return row.step_s
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "cluster", "skew", "axes"), WRITTEN, ids=lambda value: str(value)[:12])
 def test_a_row_says_all_of_a_plan(name: str, cluster: str, skew: float, axes: PlanAxes, tmp_path: Path) -> None:
     planned, rows = planned_of(name, cluster, skew, axes), tmp_path / "rows.csv"
@@ -106,13 +105,11 @@ RARE = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.slow
 @short_search()
 def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
-    count = swept(60, 30)
-    verdict = prices(Options(count, 1))
-    assert (verdict.cases, verdict.failed) == (count, ()), verdict.figures["failures"]
+    verdict = prices(Options(60, 1))
+    assert (verdict.cases, verdict.failed) == (60, ()), verdict.figures["failures"]
     assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
 
 
@@ -137,7 +134,6 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_published_rows_are_plans_or_a_rule_leaves_them_out(name: str) -> None:
     runs = {row.name: row.run for row in load_rows(PUBLISHED / f"{name}.csv").rows}
