@@ -2,8 +2,8 @@
 
     python benchmarks/against.py OLD [--json] [--only NAME ...] [--runs N]
 
-OLD is a commit of this repository. It is checked out into a folder for the time of the run, and every benchmark of OLD
-runs its own code there, with the same Python. Old and new take turns, and who begins changes with every turn.
+OLD is a commit of this repository. It is checked out into a folder for the time of the run. Every benchmark of OLD runs
+its own code there, with the same Python. Old and new take turns, and who begins changes with every turn.
 
 Instrument: what each benchmark prints; for `cold_check` the processor time of a new process.
 

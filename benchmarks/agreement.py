@@ -2,9 +2,9 @@
 
     python benchmarks/agreement.py [--json] [--repetitions 25]
 
-Instrument: processor time of this process on one thread. Steps of a small model with experts (P = 1, four microbatches)
-take turns with the digests of its facts and the checksums of batch and targets, which every step sends along. The least
-of each counts. Nothing changes in between, as in training.
+Instrument: processor time of the process on one thread. Steps of a small model with experts (P = 1, four microbatches)
+take turns with the digests of facts and the checksums of batch and targets. Every step sends both along. The least of
+each counts. Nothing changes in between, as in training.
 
 Printed: `step_ms`, `digests_us`, `given_us` (checksums), `changed_us` (with the facts forgotten each time),
 `share_of_step` (digests and checksums over step).

@@ -7,9 +7,8 @@ namespace; a token bucket limits the interface in both directions. Ranks of a no
 loopback, which is not limited. The namespaces have names of their own and are removed at the end.
 
 Instrument: wall clock of the slowest rank, over gloo, with the modules that training uses. It begins with the tokens'
-rows on their ranks, continues with the ordered rows of the experts, and ends with the summed results on the tokens'
-ranks. The routing, which all methods exchange in the same way, is known before. Tokens choose experts uniformly.
-Methods take turns.
+rows on their ranks, and ends with the summed results there. Between, experts have their rows in order. The routing,
+which all methods exchange in the same way, is known before. Tokens choose experts uniformly. Methods take turns.
 
 Printed: the median time and the bytes sent by a node, for each top-k and method, and the method that `auto` takes.
 Bytes are those that the kernel counts on the nodes' interfaces, headers included. The predicted ratio of bytes is the
@@ -41,7 +40,7 @@ TOPS = (1, 2, 4, 8)
 METHODS = ("flat", "hierarchical", "allgather")
 PORT = 29500
 TIMEOUT = 60.0
-"""Seconds that one collective may take."""
+"""The longest time of a collective, in seconds."""
 INTERFACE = "eth0"
 
 

@@ -9,9 +9,9 @@ backward with weight gradients; the three ways take turns in one process.
 Instrument: on a GPU, wall clock around synchronised runs, in bfloat16, at the sizes of one rank of DeepSeek-V3. On a
 CPU, processor time of one thread, in float32, at smaller sizes; these ratios say nothing about a GPU.
 
-Printed: for each case, the useful rows per second of the batched product over those of the two others, as the median
-over neighbouring runs, and the errors. An error is the largest difference from the same rows in float64, relative to
-the largest value. All weights and tokens are random.
+Printed: for each case, the useful rows per second of the batched product over the two others', as a median of
+neighbouring runs, and the errors. An error is the largest difference from the same rows in float64, relative to the
+largest value. All weights and tokens are random.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ schedule class and lowers it. A Program computes its columns when they are first
 `schedc.compile` alone, and `and read` includes reading every column.
 
 Instrument: processor time of one warm process; both sides run one thread. It is the best of ten runs for schedc and of
-three for torch, in turns; above 32 ranks torch runs once, since it takes up to minutes there. Compiled loops are loaded
+three for torch, in turns. Above 32 ranks torch runs once, since it takes up to minutes there. Compiled loops are loaded
 before, where numba is installed; ``--numpy`` measures without them.
 
 Printed: seconds of both sides and their ratio, by schedule and size, and the slope: the exponent of time against the

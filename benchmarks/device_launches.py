@@ -1,10 +1,10 @@
 """Counts what one MoE block launches per microbatch and rank, forward and backward, and which numbers it uploads.
 
 Counted: the operations that a dispatch mode sees. Views and allocations launch nothing. An operation of ours (namespace
-``schedc``) counts as the launches of its kernel, which the registry names; one of torch counts as the kernels of a GPU.
-A step of two blocks less a step of one, with four microbatches and with two, gives the launches of a block: those of
-embedding, head, loss and report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow
-from the innermost file of the package that ran.
+``schedc``) counts as the launches of its kernel, which the registry names. An operation of torch counts as the kernels
+of a GPU. A step of two blocks less a step of one, with four microbatches and with two, gives the launches of a block:
+those of embedding, head, loss and report fall out. An upload makes a tensor of a device from numbers of Python. Groups
+follow from the innermost file of the package that ran.
 """
 
 from __future__ import annotations

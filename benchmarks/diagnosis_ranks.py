@@ -70,7 +70,7 @@ class _Sleeps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, layer: SleepingLayer, kind: str, x: Tensor) -> Tensor:  # type: ignore[override]
-        # torch tries shapes with values that nobody has set: also NaN, for which this is 0.
+        # torch tries shapes with values that nobody has set: a NaN gives 0.
         ctx.layer, ctx.kind, ctx.work = layer, kind, min(max(0.0, float(x[0, 0])), 10.0)
         if kind == "I":
             time.sleep(layer.seconds("F") * ctx.work)

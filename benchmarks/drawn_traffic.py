@@ -59,7 +59,7 @@ class Drawn(Router):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one layer moves and computes for one microbatch.
+    """Movement and compute of one layer for one microbatch.
 
     dispatched: rows that the busiest rank sends or gets in one dispatch. own, borrowed: [ranks] rows that a rank's own
     experts, and its slots, compute. rows: [ranks] rows that a rank sends and gets.

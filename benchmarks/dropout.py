@@ -14,16 +14,16 @@ cases are all combinations of
 
 The serial twin runs the whole model without a pipeline, microbatch by microbatch, under `named_random`. An expert
 multiplies the rows of all replicas in one product, in the twin as in the pipeline: bits may depend on the number of
-rows. So the twin runs each forward up to the first experts that it has no results of, joins
-the rows of all replicas there, and begins anew. It adds an expert's rows by rank and node, as the group does.
+rows. So the twin runs each forward up to the first experts without results, joins the rows of all replicas there, and
+begins anew. It adds an expert's rows by rank and node, as the group does.
 
 Instrument: a step in float64 on one thread. A loss is the mean over the microbatches of all replicas. Bits of the
 losses of single microbatches are compared, too.
 
 Printed: `losses` is the number of different losses over all cases and the twin, and `values` are these in hexadecimal.
 `microbatches` is the number of different lists of losses of microbatches. `runs` is the number of cases. `other_seeds`
-is the number of different losses over three other seeds of the same case: masks count, so that these differ. `cases`
-has each case with its loss.
+is the number of different losses over three other seeds of the same case: different losses show that masks count.
+`cases` has each case with its loss.
 """
 
 from __future__ import annotations

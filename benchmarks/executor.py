@@ -23,10 +23,9 @@ changes less: ``cpu_ratio`` is over all ranks.
 --instructions: only count what the interpreter runs in a step and in the loop, per op and by function. Other load
 changes no count. Work inside of torch's library is not in it.
 
-Printed: for an instruction, the microseconds by which schedc and torch exceed the loop, divided by the number of
-computed ops, from the fastest run of each. For a stream the same of schedc, from the least processor time of 12 runs.
-For a step, medians of both, and the median of the ratios of neighbouring steps, which a machine that gets slower or
-faster does not change.
+Printed: for an instruction, the microseconds of schedc and torch above the loop, per computed op, from the fastest run
+of each. For a stream the same of schedc, from the least processor time of 12 runs. For a step, medians of both, and the
+median ratio of neighbouring steps. A machine that gets slower or faster does not change the ratio.
 """
 
 from __future__ import annotations

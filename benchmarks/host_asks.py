@@ -82,7 +82,7 @@ def counting() -> Iterator[Asks]:
             if mode.inside:
                 return method(*args, **options)
             mode.asks[name] += 1
-            mode.inside = True  # a method that asks through others asks once
+            mode.inside = True  # a method that asks through another method asks once
             try:
                 return method(*args, **options)
             finally:
@@ -176,7 +176,7 @@ def of_step(plan: Plan, held: Sequence[Any], microbatches: int) -> tuple[int, in
 
 
 def with_copies(plan: Plan, held: Sequence[Any]) -> tuple[int, int]:
-    """(asks, uploads) of one layer and microbatch with copies by step: those that a microbatch adds to a step."""
+    """(asks, uploads) of one layer and microbatch with copies by step: as a microbatch adds to a step."""
     (few, up), (many, more) = of_step(plan, held, 2), of_step(plan, held, 4)
     each = 2 * 2 * LAYERS  # two microbatches on two ranks
     return ceil((many - few) / each), ceil((more - up) / each)

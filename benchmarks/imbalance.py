@@ -5,10 +5,10 @@
 Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). An exchange begins when the last of its
 ranks has started it (`schedc_runtime.measure.shared_starts`). Collectives underneath are real, over gloo.
 
-A step: four processes, a pipeline of two ranks, each an expert group of two; model and times of a layer are those of
+A step: four processes, a pipeline of two ranks, each an expert group of two. Model and times of a layer come from
 benchmarks/overlap.py, with exchanges of ``--ratio`` of the compute. Experts, dispatch and combine take the time of
 their rank's rows; an exchange takes that of the fuller rank. The two ranks have 1 and 1 times the rows, 1.25 and 0.75,
-1.5 and 0.5, 2 and 1, and the second and third of these with the fuller rank drawn for every layer and microbatch.
+1.5 and 0.5, and 2 and 1. The second and third case also run with the fuller rank drawn for every layer and microbatch.
 
 Predicted: `schedc.step.cells.cell_pricing.price` from the same table, with the ranks in step. Printed for each case,
 and the largest of all cases:

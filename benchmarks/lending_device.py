@@ -16,7 +16,7 @@ class LendingDevice(Device):
     """A device whose weights and gradients of lent experts travel in one queue of its exchanges."""
 
     def lent_queue(self, lender: Any) -> str:
-        """The queue in which they stand."""
+        """The queue of their transfers."""
         raise NotImplementedError
 
     def lent_seconds(self, lender: Any) -> tuple[float, float]:

@@ -147,7 +147,7 @@ def batch(program: Program, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def compared(rank: int, world_size: int, schedule: str, model: str, level: str) -> dict[str, Any]:
-    """What one rank finds: whether its bits are those without offloads, and its bytes."""
+    """The findings of a rank: whether bits equal a run without offloads, and bytes."""
     recompute = "" if level == "none" else f"  recompute {level}\n"
     plain = program_of(schedule, recompute)
     expected, pipe, counter = trained(plain, model)

@@ -8,9 +8,9 @@ of no microbatch and do not count.
 A row that runs inside a cell counts with that cell. A gradient is sent ahead of the weight gradients. Waits and JOINs
 for the second op of a pair run behind its first op.
 
-The prediction takes three numbers of each stage and microbatch from a step without offloads: bytes behind its F, its R
-and its I. What moves is the sum of the storages that left. All else follows from the program: the order of cells, and
-the places of STARTs and JOINs.
+The prediction takes three numbers of each stage and microbatch from a step without offloads: bytes behind F, R and I.
+What moves is the sum of the storages that left. All else follows from the program: the order of cells, and the places
+of STARTs and JOINs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Counter:
     _begun: int = -1
     """The last row of which a step has run."""
     _saved: dict[Slot, dict[int, StorageWeakRef]] = field(default_factory=dict)
-    """Storages that autograd has saved, and those that have come back."""
+    """Storages that autograd has saved, and storages that returned."""
 
     @contextmanager
     def watching(self) -> Iterator[Counter]:
@@ -156,7 +156,7 @@ class Sizes:
 
     @classmethod
     def of(cls, program: Program, rows: dict[int, dict[Slot, int]]) -> Sizes:
-        """Those that a counter found on its rank."""
+        """The sizes that a counter found on its rank."""
         schedule, row_of_op = computation(program)
         shape = schedule.stages, schedule.microbatches
         tables = {kind: np.zeros(shape) for kind in (OpKind.F, OpKind.R, OpKind.I)}
@@ -208,9 +208,9 @@ def _of_rows(program: Program, plain: Floats, with_works: Floats, moved: Floats)
 
 
 def judged(program: Program, rank: int, sizes: Sizes, counter: Counter) -> dict[str, Any]:
-    """What one rank's counts say of the prediction.
+    """A rank's counts beside the prediction.
 
-    rows: those counted. inside: those that ran inside a later cell. unequal: the counted rows that differ from the
+    rows: those counted. inside: rows that ran inside a later cell. unequal: the counted rows that differ from the
     prediction, with both numbers. peak_over_cap: the largest count behind a row over the compiler's peak. There all
     microbatches of a stage are as large as its largest, and as much of each stays as stays of any. inside_over_cap: the
     same behind every micro-step; inside a cell, values lie between segments that no backward needs.

@@ -84,7 +84,7 @@ def rank_of_plan(
     again: list[Shares | float],
     sizes: dict[str, int],
 ) -> dict[str, Any]:
-    """Emulated seconds of one step of a plan on this process: its end, and how long it computed.
+    """Emulated seconds of one step of a plan on this process: the end, and the seconds of compute.
 
     plan, costs: texts of the plan file and of its cost file. segments, exchanges: seconds by role. p2p: of a message.
     again: as `PlannedDevice`. sizes: rows of a microbatch, tokens of a row, width of the model, and how many of its

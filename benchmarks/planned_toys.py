@@ -41,7 +41,7 @@ def toys(seed: int, count: int) -> list[DrawnToy]:
 
 
 def plans_of(toy: DrawnToy, top: int) -> list[PricedPlan]:
-    """The best plans of a toy at the priors, with files: one of those whose pipelines take equally long."""
+    """The best plans of a toy at the priors, with files: one plan for each time of a pipeline."""
     conditions = [read_condition(text) for text in (*_RUN, *toy.required)]
     space = PlanSpace.of(toy.model, toy.cluster, toy.sequences, toy.model.seq, "standard", conditions)
     options = SearchOptions(top=_ALIKE * top)

@@ -179,7 +179,7 @@ def bounds_of(space: PlanSpace) -> Facts:
     return {"raw": space.raw, "bounded": bounded, "fit": fit, "seconds": clock.seconds, "legal_plans_per_s": rate}
 
 
-# One order from inside its cells.
+# An order from inside its cells.
 
 
 def measure_delays(_arguments: argparse.Namespace) -> Facts:

@@ -117,7 +117,7 @@ def bits() -> dict[str, Any]:
 
 
 class GatedBehind(nn.Module):
-    """Experts whose outputs are multiplied by gates in an operation of its own, which holds them."""
+    """Experts whose outputs are multiplied by gates in a separate operation, which holds the outputs."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def packing(repetitions: int) -> dict[str, float]:
         return RowFormat.of(tensors).views(sent)
 
     if not all(map(torch.equal, parts(), rows())):
-        raise RuntimeError("rows in one buffer are not those that are packed")
+        raise RuntimeError("rows in one buffer differ from packed rows")
     ways: dict[str, Callable[[], Any]] = {"parts": parts, "rows": rows}
     onward = {name: lambda way=way: [each.index_select(0, arrive) for each in way()] for name, way in ways.items()}
     return {

@@ -46,7 +46,7 @@ class Skew(NamedTuple):
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """what: the optimization that is new. seconds: of a step with it and those before. pct: of the first one's."""
+    """what: the optimization that is new. seconds: of a step with all optimizations so far. pct: of the first one's."""
 
     what: str
     seconds: float
@@ -54,7 +54,7 @@ class PredictedStep:
 
 
 def problem_of(skew: Skew) -> PlanProblem:
-    """The model on its devices. All replicas wait at their exchanges for the fullest one, which delta is that of."""
+    """The model on its devices. All replicas wait at their exchanges for the fullest replica, the source of delta."""
     model, cluster = open_model(MODEL).at(TOKENS), open_cluster(CLUSTER, DEVICES)
     return PlanProblem(model, cluster, SEQUENCES, {"attention": SCORES / skew.delta}, skew=skew.rho)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/routes.py [--json] [--repetitions N] [--tokens N] [--experts E] [--top K]
 
-A plan is all that one rank computes for one microbatch: its counts, all sizes, and every tree of indexes. The exchanges
+A plan is a rank's computation for one microbatch: its counts, all sizes, and every tree of indexes. The exchanges
 themselves are left out; what they would bring is prepared: everyone's counts, and the experts' numbers of rows that
 came.
 

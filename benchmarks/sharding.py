@@ -4,12 +4,12 @@
 
 Instrument: emulated device time (`schedc_runtime.measure.emulated_device`) on real processes over gloo, by default two
 pipeline ranks times four replicas, a GPT with a block for each stage. A block takes 10 ms forward, 10 for the gradients
-of its inputs and 10 for its weight gradients. The lane `dp` carries three quarters of a work's bytes. Its speed is
-such that the largest stage takes ``--ratio`` forwards. Clocks do not depend on the load of the machine.
+of its inputs and 10 for its weight gradients. The lane `dp` carries three quarters of a work's bytes. The largest stage
+takes ``--ratio`` forwards there. Clocks do not depend on the load of the machine.
 
 Each process trains two steps four times: with and without FSDP2, and each with works where the pipeline puts them, and
-where sums and gathers ran before they were works. That is, for gathers in front of their use; for sums of shards right
-where they start; for other sums the second half at the end of the stream.
+where sums and gathers ran before they were works. Gathers then ran in front of their use. Sums of shards ran right
+where they start. The second half of other sums ran at the end of the stream.
 
     exposed_gather    seconds that ranks were idle for gathers alone, over those of the former way. The first gather of
                       rank 0 has nothing to hide behind: with v chunks of one size 1 / v is the least

@@ -165,7 +165,7 @@ def make(width: int, tokens: int) -> tuple[Split, Plain, ByHand]:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """CPU seconds of this thread for one call."""
+    """CPU seconds of the thread for a call."""
     start = time.thread_time()
     work()
     return time.thread_time() - start

@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="file of finished cases, which are not run again")
     options = parser.parse_args()
     load_for_ranks()
-    with stdout_as_stderr():  # ranks say there what they keep
+    with stdout_as_stderr():  # ranks report there
         told = figures(WORDS[options.word], options)
     give(told, options)
 

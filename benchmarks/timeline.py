@@ -6,9 +6,9 @@ Every simulation has cost vectors of its own (F, I, W and p2p drawn at random). 
 rank, the time in which the rank computes and its span. Simulations run in batches of ``--batch`` vectors, and all of
 them really run.
 
-Instrument: processor time of the one thread that works, which is the time of one free core even on a machine with other
-load; wall clock beside it. Only drawing the costs is outside the timing. The compiled loop is loaded before;
-``--numpy`` measures without it.
+Instrument: processor time of the one working thread, which is the time of one free core even under other load; wall
+clock beside it. Only drawing the costs is outside the timing. The compiled loop is loaded before; ``--numpy`` measures
+without it.
 
 Printed: seconds and simulated ops per second of each schedule.
 """

@@ -23,7 +23,7 @@ COMMANDS = {
     "stale": "trainers.stale",
     "tied": "trainers.tied",
 }
-"""The module of each command. Its `measure()` gives the object that is printed."""
+"""The module of each command. `measure()` of a module gives the printed object."""
 
 
 def main() -> None:

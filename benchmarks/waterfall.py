@@ -188,7 +188,7 @@ def _text(step: Step, layout: Layout) -> str:
 
 
 def cost_text(step: Step, times: Times, exchange: dict[str, float] | None = None, rows: float = 1.0) -> str:
-    """The cost file of a step: by default at uniform routing, which its order and its cells follow."""
+    """The cost file of a step: by default at uniform routing, which order and cells follow."""
     exchange = exchange or times.exchange(step.method, uniform_rows(step.method))
     lines = ['schema = "schedc.costs/1"', "[ops]", f"p2p = {times.p2p!r}", "[parts]"]
     for name, (F, I, W) in times.parts(exchange, rows).items():  # noqa: E741

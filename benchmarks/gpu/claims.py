@@ -1,4 +1,4 @@
-"""What a section claims, under which condition, and whether its figures meet that."""
+"""Claims of a section, conditions, and whether figures meet the claims."""
 
 from __future__ import annotations
 

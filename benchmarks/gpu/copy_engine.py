@@ -110,7 +110,7 @@ def case(setting: Setting, product: Run, copy: Run, count: int) -> dict[str, Any
 
 
 def slowdown(setting: Setting, run: Run, load: Run, over_load: float) -> float | str:
-    """Time of a run beside its load over its time alone, the median. over_load: its time over that of one load."""
+    """Time of a run beside its load over its time alone, the median. over_load: the run's time over one load's time."""
     loads = 4 * ceil(over_load) + 4
     pairs = [(timed(run, load, 0)[0], timed(run, load, loads)) for _ in range(setting.repetitions)]
     if not all(covered for _, (_, covered) in pairs):

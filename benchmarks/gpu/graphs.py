@@ -1,4 +1,4 @@
-"""Section `graphs`: steps whose segments replay their launches over steps that launch: bits and time."""
+"""Section `graphs`: steps with replayed segments over steps with launches: bits and time."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def recomputations(setting: Setting) -> dict[str, str]:
 
 
 def offloads(stages: list[int]) -> str:
-    """Lines that let all activations of these stages leave, which take one forward to move."""
+    """Lines that let all activations of these stages leave; a move takes one forward."""
     return f"host 1000 at 1  offload stage {stages if len(stages) > 1 else stages[0]}"
 
 

@@ -87,7 +87,7 @@ def case(setting: Setting, skew: float, families: tuple[KernelFamily, ...]) -> d
         run = partial(both_ways, module, taken, groups, weights)
         try:
             run()
-        except RuntimeError as error:  # kernels that do not build here leave the others their figures
+        except RuntimeError as error:  # kernels that do not build here leave the other kernels' figures
             reasons[name] = f"failed: {(str(error).splitlines() or [''])[0]}"
             continue
         runs[name] = run

@@ -31,7 +31,7 @@ TWIN = 2
 
 
 class Outcome(NamedTuple):
-    """How a rank's process ended. result: None without one. told: its last lines."""
+    """How a rank's process ended. result: None without one. ``told``: its last lines."""
 
     status: int | None
     result: Any

@@ -18,7 +18,7 @@ from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
 from schedc_runtime.moe.router import RouterConfig
 
 MICROBATCHES, BLOCKS = 2, 2
-"""A step on a GPU has as many. On a CPU it has one block."""
+"""A step on a GPU has as many. A step on a CPU has one block."""
 
 MODES = {"padded": 1.25, "exact": None}
 """The capacity of each way to know sizes."""

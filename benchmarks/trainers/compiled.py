@@ -160,7 +160,7 @@ def _case(case: Case, backend: str) -> dict[str, Any]:
 
 
 class Counted:
-    """A backend that counts its graphs."""
+    """A backend that counts graphs."""
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.graphs = backend, 0

@@ -9,7 +9,7 @@ A case of `MODELS`, which has layers enough for 8 ranks, is small. It has:
     step_loss         of one step with P = 4, which must be finite
 
 The cases of memory run a model of some 800 MB on four processes, materialized by seed and from a checkpoint. share is
-the bytes of the tensors that a rank holds, peak the growth of its resident memory from before the construction to its
+the bytes of the tensors that a rank holds. peak is the growth of resident memory from the construction's start to the
 highest point in `materialize`. `peak_over_share` is the largest ratio.
 """
 
@@ -149,7 +149,7 @@ def _loads(form: str, make: Callable[[], nn.Module], saved: nn.Module, plain: bo
             source = Path(folder) / "model.pt"
             torch.save(state, source)
         elif form == "dcp":
-            with warnings.catch_warnings(action="ignore"):  # one process saves alone, which is meant
+            with warnings.catch_warnings(action="ignore"):  # a single process saves, on purpose
                 dcp.save({"model": state}, checkpoint_id=folder, no_dist=True)
         else:
             source = state

@@ -160,7 +160,7 @@ def dying(rank: int, world_size: int, dead: int) -> dict[str, Any]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """The tests of the trainers' examples, each by itself. One that its missing library skips is not right."""
+    """The tests of the trainers' examples, each by itself. A skipped test is not right."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "tests/runtime/trainers"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     passed = set(re.findall(r"^PASSED \S+::test_(\w+)", result.stdout, re.MULTILINE))

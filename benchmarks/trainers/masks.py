@@ -1,8 +1,8 @@
 """Compares how attention is called in a pipeline with how the model by itself calls it, over families of decoders.
 
-Per family: P = 2 (1f1b, all ranks in this process), batches without a mask, with a mask of ones, and with padding, a
-step and an evaluation of each. Every call of `scaled_dot_product_attention` is compared with that of the same layer and
-microbatch outside of a pipeline, and so is the mask that the layer is given. Each case has:
+Per family: P = 2 (1f1b, all ranks in one process). Batches are without a mask, with a mask of ones, and with padding;
+each has a step and an evaluation. Every call of `scaled_dot_product_attention` is compared with the call of the same
+layer and microbatch outside of a pipeline. The layers' masks are compared, too. Each case has:
 
     same_arguments   mask None or equal, `is_causal`, `scale`, `enable_gqa` and shapes are the same in all calls
     calls            number of calls that were compared
@@ -71,7 +71,7 @@ def fields_of(name: str, kind: str) -> dict[str, Tensor]:
 
 @contextmanager
 def attention_calls(model: nn.Module) -> Iterator[Calls]:
-    """Notes the calls of attention of the model's layers: what they are given, and what they hand to the kernel."""
+    """Notes the calls of attention of the model's layers: their arguments, and the kernel's arguments."""
     calls: Calls = defaultdict(list)
     latest: dict[str, Any] = {}
     plain = nn.functional.scaled_dot_product_attention

@@ -67,7 +67,7 @@ class Attributes(nn.Module):
 
 
 class SeveralLists(nn.Module):
-    """Two lists whose elements take turns, and a third one behind them."""
+    """Two lists with elements in turns, and a third list behind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class SlicesAndAsserts(nn.Module):
 
 
 class BlockTwice(nn.Module):
-    """One block that runs twice, in one stage."""
+    """A block that runs twice, in the same stage."""
 
     def __init__(self) -> None:
         super().__init__()

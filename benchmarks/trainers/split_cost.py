@@ -31,7 +31,7 @@ REPETITIONS = 40
 
 @dataclass
 class Run:
-    """Layers and one way to run their backward.
+    """Layers and a way to run their backward.
 
     autocast: the type of the forward. times: seconds of each backward. held: bytes between I and W, and before F.
     """
@@ -56,7 +56,7 @@ class Run:
         raise NotImplementedError
 
     def run(self) -> None:
-        """One forward, and one timed backward."""
+        """A forward, and a timed backward."""
         steps = self.steps()
         next(steps)()
         self.times.append(sum(seconds(step) for step in steps))

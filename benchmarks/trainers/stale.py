@@ -44,7 +44,7 @@ class Settings:
 
 
 class Model(nn.Module):
-    """Blocks, and code between them that reads what the cases change."""
+    """Blocks, and code between blocks that reads values which the cases change."""
 
     factor = 1.0
 

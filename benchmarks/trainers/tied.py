@@ -13,7 +13,7 @@ A small GPT in float64, 10 steps of AdamW with clipping, for each schedule of `C
     to_autograd       the largest difference of a parameter to autograd on one tied tensor, with torch's own clipping
     clipped           how many of the steps were clipped
 
-A schedule that keeps both uses on one rank has one copy. Its reference is the serial reference of the tied model.
+A schedule with both uses on one rank has one copy. Its reference is the serial reference of the tied model.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def train_all(rank: int, world_size: int) -> list[dict[str, Any]]:
 
 
 def train(program: Program) -> dict[str, Any]:
-    """One case on this rank's process: digests of what it holds, losses, norms, and the distance to autograd."""
+    """A case on the process of a rank: digests of what it holds, losses, norms, and the distance to autograd."""
     model, twin = tied_model(), tied_model()
     pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=60)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)

@@ -1,6 +1,6 @@
 """The word `rows`: published rows as plans of the wide space, or the rule that leaves them out.
 
-A row in the space is searched for alone where its order is short. Its step is then what `schedc fit --predict` says.
+A row in the space is searched for alone where its order is short. The step then equals `schedc fit --predict`.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _as_written(directives: Directives, plan: Plan, step: _Step, shares: Mapping
 
 
 def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagnostic:
-    message = f"stage {stage} reads at once what its forward leaves, and nothing of it can leave"
+    message = f"stage {stage} reads its forward's activations at once: nothing can leave"
     note = f"{stage}F{microbatch} and its backward follow each other on their rank"
     help = "offload stages that hold several microbatches: those of the first ranks"
     return directives.fault("offload", "S155", message, help, notes=(note,))

@@ -1,4 +1,4 @@
-"""Reads a page as a session: files that it says to save, commands, and what it shows of their output.
+"""Reads a page as a session: files to save, commands, and the shown output.
 
 A page saves a file by ``Save it as `name` `` and the block of code that follows. A ``console`` block has commands
 behind ``$ ``, each followed by its output or by nothing. In an output ``...`` leaves out any text.

@@ -256,7 +256,7 @@ def codes() -> list[str]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command gave: its exit code and what it printed, without paths; the files that it wrote, by digest."""
+    """The results of a command: exit code and output, without paths; written files, by digest."""
 
     status: str
     stdout: str
@@ -276,7 +276,7 @@ def invoke(line: str) -> Ran:
 
 
 def compile_cases(name: str, sizes: str) -> Iterator[tuple[str, str]]:
-    """The files that `compile` writes, and the facts that it prints."""
+    """The files that `compile` writes, and the printed facts."""
     flags = "".join(f" -D {size}" for size in sizes.split())
     ran = invoke(f"compile {name}.sched{flags} -o out --format json --format text --format npz --json")
     case = f"{name} {sizes}".strip()

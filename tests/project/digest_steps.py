@@ -52,7 +52,7 @@ FOUR = "experts 8 top 2\n topology nodes 2 x 2"
 class Case:
     """A pipeline and how it is trained.
 
-    lines: those of a plan; its model has experts. replicas: how often the pipeline stands beside itself.
+    lines: of a plan; the model then has experts. replicas: how often the pipeline stands beside itself.
     biases: how uneven the routers' choices are. options: `overlap` for stages in segments, and `shard_dense`.
     """
 
@@ -239,7 +239,7 @@ def bits(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def attempted(case: Case, in_process: bool = True) -> dict[str, str]:
-    """`trained`, or that it is refused."""
+    """`trained`, or the digest of a refusal."""
     try:
         return trained(case, in_process)
     except Exception as error:

@@ -4,9 +4,9 @@
 
 Every input goes through all stages that it reaches: reading, checks, elaboration, legality, timeline, memory, claims,
 messages, drawing, and the forms that are written. A fault is any other exception, a diagnostic that cannot be shown or
-has no explanation, or more than `SECONDS` of CPU time in each of three tries. What a legal schedule may cost is
-bounded, so that the time of an input says something. The limits below bound ops and work of an evaluation; the limit of
-the process bounds memory.
+explained, or `SECONDS` of CPU time in each of three tries. What a legal schedule may cost is bounded, so that
+the time of an input says something. The limits below bound ops and work of an evaluation; the limit of the process
+bounds memory.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--family", default="", choices=("", *FAMILIES), help="inputs of this family alone")
-    parser.add_argument("--only", type=int, help="run one input, shown before it is run")
+    parser.add_argument("--only", type=int, help="run a single input, shown before the run")
     arguments = parser.parse_args()
     compile_at("dualpipev", {"P": 32, "M": 2048})  # what is compiled once (numba) belongs to no input
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -79,7 +79,7 @@ def mutated_tokens(draw: Random, text: str, words: tuple[str, ...], form: re.Pat
 
 
 def moved_cells(draw: Random, text: str) -> str:
-    """The text with cells of a line exchanged, doubled or dropped: its form stays right, what it says does not."""
+    """The text with cells of a line exchanged, doubled or dropped: the form stays right, the content does not."""
     lines = text.split("\n")
     long = [at for at, line in enumerate(lines) if len(_CELL.findall(line)) > 5] or range(len(lines))
     for _ in range(draw.choice((1, 1, 2, 3))):

@@ -156,7 +156,7 @@ def read_plan(given: Case) -> str:
         known = analyse(path, {})
         facts = told(known)
     if shown:
-        raise Fault(f"an editor is told of {shown[0].message}, and the command line of nothing")
+        raise Fault(f"an editor shows {shown[0].message}, and the command line nothing")
     list(to_text(facts["plan"]) if "plan" in facts else ())
     program = insert_communication(known.schedule, known.costs)
     for again in (parse_program(print_program(program)), program_from_json(program_to_json(program))):
@@ -169,7 +169,7 @@ _RIGHT = Diagnostic("S001", "nothing", Label(NOWHERE))
 
 
 def read_planned_model(given: Case) -> str:
-    """A model, its facts, and the file that reads back to it."""
+    """A model, its facts, and the written file, which reads back as the model."""
     source = Source("fuzz", given.text)
     model = parse_config(source) if given.text.lstrip().startswith("{") else parse_model(source)
     list(model_text(model_facts(model, 4096, None, None)))
@@ -187,7 +187,7 @@ def read_cluster(given: Case) -> str:
 
 
 def read_rows(given: Case) -> str:
-    """Measured steps, and their predictions. Files that they name are those of `benchmarks/published`."""
+    """Measured steps, and their predictions. Named files are in `benchmarks/published`."""
     measured = parse_rows(Source("fuzz.csv", given.text), ROOT / "benchmarks" / "published")
     for row in predict(measured, {}):
         if not math.isfinite(row.step_s) or row.step_s <= 0:

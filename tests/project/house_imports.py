@@ -148,7 +148,7 @@ def reachable(graph: Graph, start: str) -> frozenset[str]:
 
 
 def must_know(module: str) -> list[str]:
-    """A file and those of its own package that it imports, directly or through others, for types too."""
+    """A file and all files of its package that it imports, directly or through others, for types too."""
     return sorted({module, *(name for name in reachable(files(), module) if _package(name) == _package(module))})
 
 

@@ -1,7 +1,7 @@
 """Which public docstrings must say shapes or units, and which of them do not.
 
-A public function, method or property must when an annotation of a parameter or of the result names an array (`Tensor`,
-`ndarray`, `NDArray` or an alias of `schedc.ir.arrays`). It must, too, when a parameter or the function has a word of
+A public function, method or property must when an annotation of its arguments or result names an array: `Tensor`,
+`ndarray`, `NDArray` or an alias of `schedc.ir.arrays`. It must, too, when a parameter or the function has a word of
 time or size in its name and is a number: `time`, `seconds`, `duration`, `makespan`, `bytes`, ... A public class must
 when one of its annotated fields does. Tensors in a mapping by name are those of a state dict and need no shape.
 
@@ -36,7 +36,7 @@ SAID = re.compile(
 
 @dataclass(frozen=True)
 class Required:
-    """A public name that must say a shape or unit: its line, why, and the text that counts."""
+    """A public name that must say a shape or unit: line, reason, and the text that counts."""
 
     line: int
     name: str
@@ -59,7 +59,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _required(node: ast.AST, prefix: str, around: str) -> Iterator[Required]:
-    """around: what the class around these definitions says."""
+    """around: texts of the class around the definitions."""
     for child in getattr(node, "body", []):
         if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
             text = _said(child)

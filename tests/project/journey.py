@@ -4,7 +4,7 @@
 
 A journey is the list of functions of `schedc` by their first call: loops and repeated calls do not lengthen it.
 A *stay* is a part of the list in one folder. A *climb* is a step to a stay whose folder stands later in the order of
-rooms: the task comes back from what is used to what uses it. Few stays mean that one reads the task folder by folder.
+rooms: the task comes back from a used room to a using room. Few stays mean that one reads the task folder by folder.
 Imports and caches are warm. The tool uses stable interfaces alone, so that it runs on old commits too: copy it there.
 """
 

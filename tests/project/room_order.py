@@ -56,4 +56,4 @@ LEVELS = {
 """By package. A room is a folder or a file on the package's own level; rooms of one level do not import each other."""
 
 ROOMS = {package: tuple(chain.from_iterable(levels)) for package, levels in LEVELS.items()}
-"""The rooms in order, without the package's own ``__init__``. docs/architecture.md walks them in this order."""
+"""The rooms in order, without the package's own ``__init__``. docs/architecture.md has the same order."""

@@ -155,7 +155,7 @@ def reads_waits(text: str) -> bool:
 
 
 def test_few_files_outside_step_read_what_cells_wait_for() -> None:
-    """Who simulates a schedule needs it. `elaborate.zero_bubble` goes without: its ranks are a chain of stages."""
+    """A simulation of a schedule needs it. `elaborate.zero_bubble` goes without: its ranks are a chain of stages."""
     package = ROOT / "schedc"
     outside = [path for path in COMPILER + RUNTIME if package / "step" not in path.parents]
     readers = [path for path in outside if reads_waits(path.read_text(encoding="utf-8"))]

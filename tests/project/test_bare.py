@@ -1,4 +1,4 @@
-"""The suite on a bare machine: what is lacking there, and that every skip says what it needs in one way."""
+"""The suite on a bare machine: missing parts, and the form of skips."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 
 
 def words(text: str) -> Iterator[tuple[int, str]]:
-    """(line, token) of names with one of the words, and of strings without a space: those with one are for people."""
+    """(line, token) of names with one of the words, and of strings without a space: sentences are for people."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         spoken = token.type in STRINGS and re.search(r"\s", token.string)
         if token.type in {tokenize.NAME, *STRINGS} and not spoken and WORDS.search(token.string):

@@ -57,7 +57,7 @@ class Built:
 
 
 def python(*arguments: str) -> str:
-    """What `python -m` prints; it must end well."""
+    """The output of `python -m`, which must end well."""
     result = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
@@ -150,7 +150,7 @@ def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere(built: Built
 
 
 def required(requirements: list[str]) -> Iterator[str]:
-    """The distributions that these requirements need, and what those need in turn."""
+    """The distributions that these requirements need, and the needs of those in turn."""
     for requirement in map(Requirement, requirements):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement.name

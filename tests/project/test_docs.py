@@ -59,7 +59,7 @@ def console(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pages(processes: bool) -> list[Path]:
-    """The pages with commands: those that start processes, or the others."""
+    """The pages with commands: with processes, or without."""
     texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
     commands = {path: [part for part in session(text) if isinstance(part, Command)] for path, text in texts.items()}
     return [path for path, each in commands.items() if each and any(c.starts_processes for c in each) == processes]

@@ -1,7 +1,7 @@
 """The typical mistakes in examples/mistakes: what `schedc check` says of each, and that the mended line is right.
 
-``SCHEDC_UPDATE=1 pytest tests/project/test_mistakes.py`` writes the expected outputs anew. Read them
-before they are kept.
+``SCHEDC_UPDATE=1 pytest tests/project/test_mistakes.py`` writes the expected outputs anew. Read the outputs before a
+commit.
 """
 
 from __future__ import annotations

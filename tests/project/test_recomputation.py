@@ -1,4 +1,4 @@
-"""`R`, recomputation as an op: how it is written, numbered and judged, what it takes and holds, and its cells."""
+"""`R`, recomputation as an op: syntax, numbers, legality, time, memory, and cells."""
 
 from __future__ import annotations
 

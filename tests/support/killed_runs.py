@@ -249,7 +249,7 @@ def _kill_keeper(root: Path, seconds: float) -> None:
 def killed_trainings(cases: Sequence[Case], ranks: int, root: Path, record: Path | None = None) -> Iterator[_Chain]:
     """Chains of killed attempts. record: file of the finished ones, which are not run again.
 
-    Yields each chain: the number of its cases, and its faults.
+    Yields each chain: number of cases, and faults.
     """
     workers, wholes = Agent(ranks), dict[str, str]()
     done: dict[str, Any] = dict(map(json.loads, record.read_text().splitlines())) if record and record.exists() else {}

@@ -1,4 +1,4 @@
-"""What a bare machine lacks and some tests need: one way to skip them, with the command that installs it.
+"""What a bare machine lacks and some tests need: a common way to skip, with the command for the installation.
 
 @needs("dot")                        a mark, also for `pytest.param` and `pytestmark`
 scipy = needed("scipy")              inside of a test or fixture, or at the top of a file

@@ -194,7 +194,7 @@ def _number(value: Fraction) -> str:
 class Maker:
     """Makes claims about one schedule.
 
-    symbols: the costs that they may name. pieces: its times at some vectors.
+    symbols: costs for the claims to name. pieces: its times at some vectors.
     """
 
     draw: random.Random

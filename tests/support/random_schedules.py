@@ -43,7 +43,7 @@ def _random_placement(draw: random.Random, ranks: int, stages: int, microbatches
 
 
 def _random_orders(draw: random.Random, place: Placement) -> list[list[tuple[OpKind, int, int]]]:
-    """Ops in a random order in which each finds what it needs; every rank keeps its part of it."""
+    """Ops in a random order with every input before its use; every rank keeps its part."""
     last = place.stages - 1
     ready = [(OpKind.F, 0, m) for m in range(place.microbatches)]
     streams: list[list[tuple[OpKind, int, int]]] = [[] for _ in range(place.ranks)]

@@ -259,7 +259,7 @@ def round_trip_faults(program: Program, spans: Sequence[Interval], joins: Sequen
 
 
 def _serially(case: tuple[Mesh, Program]) -> dict[Coordinate, dict[str, Tensor]]:
-    """What all ranks have in this process, their cells in serial order."""
+    """The results of all ranks in this process, with cells in serial order."""
     mesh, program = case
     ranks = together(mesh, small_moe(), program, serial)
     ranks.step()

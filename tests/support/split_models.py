@@ -33,7 +33,7 @@ class Tokens(nn.Module):
 
 
 class TiedThrice(nn.Module):
-    """One table: two embeddings, which lead to it directly, and a head, which reads its transpose."""
+    """One table: two embeddings, which use the table directly, and a head, which reads the transpose."""
 
     def __init__(self) -> None:
         super().__init__()

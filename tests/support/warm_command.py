@@ -1,4 +1,4 @@
-"""Runs `schedc`, `torchrun` and `python` as processes that need not load torch: a server forks them that has."""
+"""Runs `schedc`, `torchrun` and `python` as processes that need not load torch: a server with torch forks these."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def _does_not_fit(
     return DiagnosticError([
         Diagnostic(
             "S406",
-            f"no layout keeps every rank within {memory:g}: rank {rank} holds {least:g} in the one that needs least",
+            f"no layout keeps every rank within {memory:g}: rank {rank} holds {least:g} in the smallest layout",
             notes=tuple(f"rank {rank} holds {amount:g} for {what}" for amount, what in largest),
             help=f"allow {least:g}, use a schedule that holds fewer microbatches, or more ranks",
         )

@@ -1,4 +1,4 @@
-"""The copy of sizes to the host: where graphs have it, what an order hides of it, and that no other rank sees it."""
+"""The copy of sizes to the host: its place in graphs, the hidden part, and other ranks, which never see the copy."""
 
 from __future__ import annotations
 

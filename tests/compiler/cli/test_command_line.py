@@ -102,7 +102,7 @@ def test_the_file_that_a_finding_names_can_be_opened(tmp_path: Path, monkeypatch
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A command that runs for long. at_work: whether it has started its work."""
+    """A command that runs for long. at_work: whether the work has begun."""
 
     arguments: tuple[str, ...]
     at_work: Callable[[subprocess.Popen[bytes]], bool]

@@ -1,4 +1,4 @@
-"""`schedc plan MODEL CLUSTER --batch`: what it prints, the folder that it writes, and what it refuses."""
+"""`schedc plan MODEL CLUSTER --batch`: output, the written folder, and refusals."""
 
 from __future__ import annotations
 

@@ -169,4 +169,4 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     assert "&lt;&amp;&gt;: inside B on stage 0" in text
     assert (
         sum(box.get("class") == "paired" for box in ET.fromstring(text).iter(f"{SVG}rect")) == 3
-    )  # the legend has one of them
+    )  # the legend has one box

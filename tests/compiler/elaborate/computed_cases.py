@@ -1,4 +1,4 @@
-"""Schedules whose orders are computed, costs of their stages, and what comes of them."""
+"""Schedules with computed orders, costs of their stages, and the results."""
 
 from __future__ import annotations
 

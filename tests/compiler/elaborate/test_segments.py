@@ -1,4 +1,4 @@
-"""Segments of microbatches: their numbers, their order on every stage, and their limits."""
+"""Segments of microbatches: numbers, order on every stage, and limits."""
 
 from __future__ import annotations
 

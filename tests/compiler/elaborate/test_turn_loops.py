@@ -24,7 +24,7 @@ def same(one: Schedule, other: Schedule) -> bool:
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Elaborate], list[Schedule]]:
-    """What the interpreted loop gives, and what the compiled one gives."""
+    """The schedules of the interpreted loop, and of the compiled loop."""
     needed("numba")
 
     def run(make: Elaborate) -> list[Schedule]:

@@ -54,7 +54,7 @@ def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", names())
 def test_one_chain_leads_to_the_start_of_every_rank(name: str) -> None:
-    """So that the span of a rank is convex in the costs: the start that it subtracts is one sum of them."""
+    """So that the span of a rank is convex in the costs: the subtracted start is one sum of costs."""
     seen = 0
     for schedule in legal(name, CHAINS_RANGE):
         _, (part,) = simulations(schedule)

@@ -159,7 +159,7 @@ def test_counts(name: str, quantity: str, formulas: list[str]) -> None:
 
 
 def claims_of(name: str) -> ScheduleTree:
-    """Every formula of a time as a claim of the language: its domain and its conditions as what it holds under."""
+    """Every formula of a time as a claim of the language: the claim's condition is the domain and the conditions."""
     claims = [
         f"expect {q['quantity']} == {piece['formula']} when {' and '.join([*q['domain'], *piece['conditions']])}"
         for q in facts(name)["quantities"]

@@ -1,4 +1,4 @@
-"""Gives flags to megatron-core: makes its configuration of them, and tells layers and the schedule that it makes.
+"""Gives flags to megatron-core: makes a configuration of the flags, and tells its layers and schedule.
 
     python megatron_cases.py cases.json results.json
 
@@ -39,7 +39,7 @@ TRAINING = {
 }
 LISTS = ("recompute_modules",)
 MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 8}
-"""Sizes of a model where the flags say none: they are not those of a plan."""
+"""Sizes of a model where the flags say none: a plan has others."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Flags for Megatron, judged by megatron-core: its configuration takes them, and its tables give the same order.
+"""Flags for Megatron, judged by megatron-core: the configuration takes the flags, and the tables give the same order.
 
 `make trainers` installs it; without it the flags are still tested by their text, in `test_megatron.py`.
 """

@@ -1,4 +1,4 @@
-"""torch's schedule CSV: what we write, what we read back, and what we refuse."""
+"""torch's schedule CSV: writing, reading back, and refusals."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_what_torchtitan_has_no_flag_for_is_refused(old: str, new: str, why: str
 @pytest.mark.slow
 @needs("torchtitan", "nemo_automodel")
 def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> None:
-    """Their parsers read them, their placements are those of the order, and the order that they load is ours."""
+    """Their parsers read the settings, placements equal the order's, and the loaded order is ours."""
     cases = [case(what, tmp_path) for what in CASES if what != "1f1b"] + [planned(tmp_path)]
     source, target = tmp_path / "cases.json", tmp_path / "results.json"
     source.write_text(json.dumps(cases))

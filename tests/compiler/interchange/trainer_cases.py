@@ -1,7 +1,7 @@
 """What the tests of trainer settings run in a process of its own: torchtitan's and NeMo AutoModel's own code.
 
-Reads cases from a file, gives each the settings that `schedc export` printed, and lets the trainer's own parser,
-placement and schedule builder take them in a process group without peers. Writes what came out as JSON.
+Reads cases from a file, each with the settings that `schedc export` printed. The trainer's own parser, placement and
+schedule builder take them in a process group without peers. Writes the results as JSON.
 """
 
 from __future__ import annotations

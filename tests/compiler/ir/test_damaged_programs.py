@@ -37,7 +37,7 @@ def with_streams(program: Program, streams: Streams) -> Program:
 
 
 def find(streams: Streams, draw: random.Random, wanted: Callable[[Row], bool]) -> tuple[list[Row], int]:
-    """A random instruction that is ``wanted``: its stream and its place in it."""
+    """A random instruction that is ``wanted``: the stream, and the place there."""
     return draw.choice([(stream, at) for stream in streams for at, row in enumerate(stream) if wanted(row)])
 
 
@@ -62,7 +62,7 @@ def double(*kinds: InstructionKind) -> Callable[[Streams, random.Random], None]:
 
 
 def alter(field: str, *kinds: InstructionKind) -> Callable[[Streams, random.Random], None]:
-    """Another value in one field of one instruction, in its range."""
+    """Another value in a field of an instruction, in range."""
 
     def damage(streams: Streams, draw: random.Random) -> None:
         stream, at = find(streams, draw, is_kind(*kinds))

@@ -42,7 +42,7 @@ def test_the_number_of_a_pair_gives_both_kinds_back() -> None:
     pairs = [(OpKind[first], OpKind[second]) for first, second in map(tuple, PAIR_NAMES)]
     assert [kinds_of_pair(pair_number(*pair)) for pair in pairs] == pairs
     assert [pair_number(*pair) for pair in pairs] == PAIR_NUMBERS.tolist()
-    assert [pair_number(OpKind.F, kind) for kind in OpKind] == list(OpKind)  # what files hold since their version 1
+    assert [pair_number(OpKind.F, kind) for kind in OpKind] == list(OpKind)  # files hold these values since version 1
 
 
 def test_the_grammar_knows_every_letter() -> None:

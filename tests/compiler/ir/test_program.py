@@ -1,4 +1,4 @@
-"""Programs: what communication is inserted, and that it runs under the strictest rules."""
+"""Programs: inserted communication, which runs under the strictest rules."""
 
 from __future__ import annotations
 

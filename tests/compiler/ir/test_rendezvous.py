@@ -1,4 +1,4 @@
-"""Ranks that start items in queues and block: who is stuck, and in which shortest cycle."""
+"""Ranks that start items in queues and block: stuck ranks, and the shortest cycle."""
 
 from __future__ import annotations
 

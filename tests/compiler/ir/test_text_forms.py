@@ -264,7 +264,7 @@ def test_a_loaded_program_is_verified() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_any_changed_number_is_accepted_or_refused_but_never_crashes(seed: int) -> None:
-    """What passes is sound: it survives its own round trip. Most changes must not pass."""
+    """An accepted program is sound: it survives its round trip. Most changes must not pass."""
     draw = random.Random(seed)
     refused = 0
     for name in ("dualpipe", "zbh1"):

@@ -22,7 +22,7 @@ HUGGING_FACE = [path for path in sorted(CONFIGS.glob("*.json")) if path.stem != 
 
 @pytest.mark.parametrize("path", HUGGING_FACE, ids=lambda path: path.stem)
 def test_parameters_are_those_of_hugging_face(path: Path) -> None:
-    """Every width is the model's own. Five layers are enough: dense and MoE ones are among them."""
+    """Every width is the model's own. Five layers are enough: dense and MoE layers are among these."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["n_layer" if "n_layer" in config else "num_hidden_layers"] = 5
     if "layer_types" in config:

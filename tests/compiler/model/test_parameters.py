@@ -79,7 +79,7 @@ def test_totals_of_other_sizes(name: str, sizes: tuple[int, ...], more: dict[str
     ("layers", "hidden", "heads", "total"), [(24, 1024, 16, 354_823_168), (36, 1280, 20, 774_030_080)]
 )
 def test_totals_of_the_other_gpt2(layers: int, hidden: int, heads: int, total: int) -> None:
-    """Their configurations have keys that the smallest one has not."""
+    """Their configurations have keys that the smallest model's lacks."""
     values = json.loads((CONFIGS / "gpt2.json").read_text(encoding="utf-8"))
     values |= {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_special": 0, "predict_special_tokens": True}
     assert model_parameters(parse_config(Source("config.json", json.dumps(values)))).total == total

@@ -1,4 +1,4 @@
-"""`host` and `offload`: what the lines mean, what they refuse, what a program then holds, and what is printed."""
+"""`host` and `offload`: meaning and refusals of the lines, works of the program, and printed facts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, 
         ),
         ("host 5 at 1   offload stage 4", "S155", "there is no stage 4"),
         ("host 5 at 1   offload stage 1   offload stage [0, 1]", "S155", "two lines for the same stage"),
-        ("host 5 at 1   offload stage 3", "S155", "stage 3 reads at once what its forward leaves"),
+        ("host 5 at 1   offload stage 3", "S155", "stage 3 reads its forward's activations at once"),
         ("host 7 at 1   offload all", "S155", "rank 0 has 8 on the host in front of 0B0, and the plan says 7"),
         ("memory 1   host 5 at 1   offload auto", "S406", "rank 0 holds 2 at 0F0, and the plan allows 1"),
     ],
@@ -156,7 +156,7 @@ def test_levels_and_offloads_are_chosen_together(tmp_path: Path) -> None:
 
 
 def test_the_step_from_inside_has_the_moves(tmp_path: Path) -> None:
-    """Cells of dense layers have no exchanges. Where they send at their ends, the step is that of their ops."""
+    """Cells of dense layers have no exchanges. Where cells send at their ends, the step equals the ops' step."""
     table = CellTable(CellCosts.of({"dense": SegmentTimes(1.0, 1.0, 1.0)}, {}))
     facts = to_json(analyse(plan(tmp_path, "host 100 at 0.2   offload all"), {}, Costs(cell=table)))
     spans = facts["cells"]["makespan"]

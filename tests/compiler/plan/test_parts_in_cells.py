@@ -1,4 +1,4 @@
-"""Parts of a model inside cells: their nodes, and that a serial stage takes what the table of parts says of it."""
+"""Parts of a model inside cells: nodes, and serial stages, which take the times of the table of parts."""
 
 from __future__ import annotations
 

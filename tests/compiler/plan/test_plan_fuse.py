@@ -1,4 +1,4 @@
-"""The line `fuse`: names, what is wrong with them, and the bytes that closed forms count beside it."""
+"""The line `fuse`: names, faults, and the bytes that closed forms count with the line."""
 
 from __future__ import annotations
 

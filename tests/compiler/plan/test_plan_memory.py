@@ -49,7 +49,7 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     # Two microbatches hold the weights of two hot experts in three layers. Gradients of one layer are on their way, in
     # float32.
     layer, slots = 4096 * moe_layer(Plan(), moe).held(), (2 * 3 + 2) * 2 * 3 * 2048 * 1408 * 2
-    # By step a rank holds them once in three layers, with gradients in float32. Those of two layers are on their way.
+    # By step a rank holds them once in three layers, with gradients in float32. Gradients of two layers are on the way.
     by_step = (3 * 6 + 2 * 4) * 2 * 3 * 2048 * 1408
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
     assert 4 * layer + 4.8e9 + slots < held

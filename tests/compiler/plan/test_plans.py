@@ -1,4 +1,4 @@
-"""Plans: where they place layers, what their stages cost, what is wrong with them and where, what they leave alone."""
+"""Plans: places of layers, costs of stages, faults with their places, and schedules as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels of single layers in a plan: what they hold and cost, what is printed and kept, and what is refused."""
+"""Levels of single layers in a plan: memory and costs, printed and kept facts, and refusals."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> 
     assert facts["fit_mape_pct"] < 4
     assert len(facts["left_out"]) + facts["rows"] == 39
     assert all(row["reason"] for row in facts["left_out"])
-    assert {"split"}.isdisjoint(facts["constants"])  # no such row splits its backward
+    assert {"split"}.isdisjoint(facts["constants"])  # no such row has a split backward
     fit = load_fit(out)
     assert fit_text(fit) == out.read_text(encoding="utf-8")
     assert fit.seen["pp"] == (8, 32)

@@ -1,4 +1,4 @@
-"""Models and clusters from files: what they say, what is wrong with them and where, and the shipped ones."""
+"""Models and clusters from files: contents, faults with their places, and shipped files."""
 
 from __future__ import annotations
 

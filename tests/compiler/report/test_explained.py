@@ -1,4 +1,4 @@
-"""The text about a given plan: where it stands, and what the best one does otherwise."""
+"""The text about a given plan: its place, and the best plan's differences."""
 
 from __future__ import annotations
 

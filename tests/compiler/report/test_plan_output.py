@@ -1,4 +1,4 @@
-"""A folder of priced plans: what `schedc check` says of its files is what its JSON says, and its page draws them."""
+"""A folder of priced plans: `schedc check` of the files agrees with the JSON, and the page draws the plans."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def ends_by_events(
     time: list[Fraction],
     slowdown: list[Fraction],
 ) -> list[Fraction]:
-    """[cells] their ends, by one clock that goes from event to event and takes from all that runs what it has done."""
+    """[cells] ends, by a clock that goes from event to event and takes the done part from all running work."""
     ranks = range(dependencies.rank_start.size - 1)
     items = [items_of(dependencies, placed, rank) for rank in ranks]
     lanes = [[deque[list[object]]() for _ in WorkLane] for _ in ranks]

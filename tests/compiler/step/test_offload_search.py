@@ -39,7 +39,7 @@ def schedule_of(seed: int, draw: random.Random) -> Schedule:
 
 
 def search_of(schedule: Schedule, draw: random.Random) -> OffloadSearch:
-    """Ranks that have room for a random part of what they hold."""
+    """Ranks with room for a random part of their memory."""
     costs = Costs(
         F=draw.choice((1.0, 1.3)), W=draw.choice((1.0, 0.7)), p2p=draw.choice((0, 0.1)),
         activation=draw.choice((1.0, 0.3)), recomputed=0.5,

@@ -161,7 +161,7 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
 
 
 def most_by_gap(program: Program, values: list[float], from_cells: bool) -> list[float]:
-    """[gaps] the most of ``values`` [n] behind the rows of each gap; from_cells: with what the cell before it leaves.
+    """[gaps] the most of ``values`` [n] behind the rows of each gap; from_cells: with the rest of the cell before.
 
     Without that a gap begins with what the gap before it has left.
     """

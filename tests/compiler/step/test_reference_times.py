@@ -198,7 +198,7 @@ def judge_claims(
 ) -> list[str]:
     """Whether the times and the verdicts of `check` are those of the reference.
 
-    costs: those that a `policy` orders by. order: a source of the same order, where only ``run`` reads the
+    costs: costs for the order of a `policy`. order: a source of the same order, where only ``run`` reads the
     other. Returns the status of each claim of times that covers the given costs, or is refuted.
     """
     defined = [part for name, value in sizes.items() for part in ("-D", f"{name}={value}")]
@@ -279,7 +279,7 @@ def test_sweeps_and_formulas() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_layers(seed: int, tmp_path: Path) -> None:
-    """Stages of layers: those of a plan, and those that `layout` puts into stages."""
+    """Stages of layers: by a plan, and by `layout`."""
     draw, sizes = Random(seed), {"P": 3, "M": 4}
     schedule = legal_schedule(open_input("zbh1"), sizes)
     given = positive(draw)

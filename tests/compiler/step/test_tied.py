@@ -1,4 +1,4 @@
-"""Tied weights in programs: where their sums stand, that every form keeps them, and that damage is found."""
+"""Tied weights in programs: places of sums, in every form, and damage, which is found."""
 
 from __future__ import annotations
 

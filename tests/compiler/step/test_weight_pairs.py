@@ -1,4 +1,4 @@
-"""Pairs with a weight gradient, `F & W` and `I & W`: their times, their programs, and what they are worth inside."""
+"""Pairs with a weight gradient, `F & W` and `I & W`: times, programs, and gain inside."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_both_ops_of_a_pair_have_their_stage_and_microbatch() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_other_trainers_have_no_such_pair(name: str) -> None:
-    """They would run its ops one after the other, in silence."""
+    """They would run its ops in turn, in silence."""
     schedule, pair = schedule_of_pairs(PAIRS[name]), "I & W" if name == "IW" else "F & W"
     for target in ("csv", "csv-lowered", "torchtitan", "nemo", "megatron"):
         with pytest.raises(DiagnosticError, match=f"has no pair {pair}") as caught:

@@ -1,4 +1,4 @@
-"""The formatter: what it writes, that it keeps every token and comment, and that twice is once."""
+"""The formatter: it keeps every token and comment, and a second run changes nothing."""
 
 from __future__ import annotations
 

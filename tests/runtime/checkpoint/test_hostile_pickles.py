@@ -65,7 +65,7 @@ def metadata_with(runs: Runs) -> dict[str, Metadata | Runs]:
 
 
 def test_no_pickle_runs(tmp_path: Path) -> None:
-    """The command is the one that `pickle.load` would run: the test runs it once to see that."""
+    """The command is the one that `pickle.load` would run: the test runs the command once to see its effect."""
     marker, path = tmp_path / "ran", tmp_path / ".metadata"
     runs = Runs(f"echo > {marker}")
     pickle.loads(pickle.dumps(runs))

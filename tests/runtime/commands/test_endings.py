@@ -1,4 +1,4 @@
-"""Signals to a launcher, to the command that started it, and to ranks: who ends, how soon, and what is said."""
+"""Signals to a launcher, to the command that started it, and to ranks: ends, delays, and messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _runs(pid: int) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """A rank: it hears no SIGTERM, as one that is stuck, and one of them waits in C."""
+    """A rank: it ignores SIGTERM, as a stuck rank does, and rank 1 waits in C."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.environ["RANK"] == "1":
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
@@ -112,7 +112,7 @@ def test_all_end_with_the_process_that_started_them(
 
 
 def orphan(folder: str) -> None:
-    """A process whose parent was another one."""
+    """A process with another process as parent."""
     Path(folder, f"{os.getpid()}.pid").touch()
     end_with(1 << 30)
     time.sleep(60)

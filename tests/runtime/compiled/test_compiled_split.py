@@ -119,7 +119,7 @@ def check(
     counter = CompileCounterWithBackend(torchs)
     expected.compile(backend=counter, fullgraph=True, dynamic=dynamic)
     wanted = plain(expected, inputs, autocast)
-    torch._dynamo.reset()  # what it has learned of lengths, too
+    torch._dynamo.reset()  # its knowledge of lengths, too
     graphs: list[int] = []
     block.compile(backend=lambda *args: graphs.append(1) or own(*args), fullgraph=True, dynamic=dynamic)
     splitting = Splitting(block, autocast)

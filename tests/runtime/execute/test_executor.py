@@ -58,7 +58,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("way")
 def test_a_deadlock_names_what_each_rank_waits_at() -> None:
     program = schedc.compile("1f1b", P=2, M=4)
-    # Rank 0 waits for its first gradient before it sends the activation that rank 1 needs for it.
+    # Rank 0 waits for the first gradient before it sends the activation that rank 1 needs there.
     wait = next(r for r in rows(program, 0, InstructionKind.WAIT) if program.channel[r] == 1)
     recv = next(r for r in rows(program, 0, InstructionKind.RECV) if program.message[r] == program.message[wait])
     rest = [r for r in range(len(program)) if r not in (wait, recv)]

@@ -83,7 +83,7 @@ def test_activations_are_regions_of_their_level(name: str) -> None:
 
 
 class Used(nn.Module):
-    """Chains that must stay as they are: one whose inner value is used again, and others that only look like one."""
+    """Chains that must stay as they are: with a second use of an inner value, or only chains by their looks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def test_a_killed_flush_is_ended_by_the_next() -> None:
 
 @pytest.mark.slow
 def test_a_durable_state_stays_in_memory_until_it_is_on_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A keeper that comes late finds it. The next one that was due meanwhile is copied as soon as an image is free."""
+    """A keeper that comes late finds the state. The next state due meanwhile is copied as soon as an image is free."""
     run = Run(tmp_path / "run", "1f1b", 2, durable=3, keep=9)
     watch = run.saved.places.watch()
     assert watch is not None

@@ -67,7 +67,7 @@ class Exact(nn.Module):
         self.pairs = torch.ones(4, 4).triu(1).nonzero()
         constant = torch.tensor([5.0, 5.0])
         self.captured = nn.Parameter(torch.ones(2) * constant)
-        constant.zero_()  # what was captured stays as it was
+        constant.zero_()  # captured values stay as they were
         self.alike = (torch.equal(table, table + 1), torch.allclose(table, table + 1e-9), bool((table > 3).any()))
         values = torch.linspace(0, 1, 5)
         values.mul_(3)

@@ -1,4 +1,4 @@
-"""The instrument of benchmarks/waterfall.py: drawn routing has its skew, and predictions follow from what it sends."""
+"""The instrument of benchmarks/waterfall.py: drawn routing has its skew, and predictions follow from the sent rows."""
 
 from __future__ import annotations
 

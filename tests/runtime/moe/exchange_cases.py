@@ -31,8 +31,8 @@ def mixed_rows(rows: Tensor, matrix: Tensor) -> Tensor:
 class Case:
     """Sizes of a layer.
 
-    tokens: N of each rank. routing: ``random``, or ``one``: the same experts for all. expert: what an expert makes
-    from its rows and its matrix.
+    tokens: N of each rank. routing: ``random``, or ``one``: the same experts for all. expert: the function of an
+    expert's rows and matrix.
     """
 
     nodes: int
@@ -151,7 +151,7 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
 
 
 def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One rank's layer as one graph of autograd, whose exchanges block: output, and gradients as in `Result`."""
+    """A rank's layer as one graph of autograd with blocking exchanges: output, and gradients as in `Result`."""
     shape, index = shape_of(case, group.rank, method), data.index[group.rank]
     choices = ascending(index, case.experts)
     routing = CountsExchange()

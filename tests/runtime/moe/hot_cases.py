@@ -72,7 +72,7 @@ def step(pipe: Pipeline, seed: int = 1) -> Tensor:
 
 
 def gradients(pipe: Pipeline) -> dict[str, Tensor]:
-    """By name, with the place that holds them."""
+    """By name, with the place of the holder."""
     return {
         f"{place} {name}": parameter.grad.clone()
         for place, held in pipe._stages.items()

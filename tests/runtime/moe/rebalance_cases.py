@@ -18,7 +18,7 @@ from schedc_runtime.moe.placement import ExpertPlaces
 from support.reference_runs import spread
 
 OUT = ((0, 7), (7, 4))
-"""Swaps that send three experts round three ranks and both nodes: a placement that is not its own inverse."""
+"""Swaps that send three experts round three ranks and both nodes: the placement differs from its inverse."""
 
 
 class Case(NamedTuple):

@@ -221,7 +221,7 @@ def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
     alone = fresh()  # the same step without copies asks for the same: the next step follows the router's rows
     step(alone, 2)
     assert alone.balance_state() == pipe.balance_state()
-    for each in (pipe, alone):  # the same copies once more, of other weights
+    for each in (pipe, alone):  # the same copies again, of other weights
         each.load_balance_state(state)
         scale(each, 0.5)
         each.zero_grad()

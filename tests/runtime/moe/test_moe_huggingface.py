@@ -57,7 +57,7 @@ def make(name: str, sizes: dict[str, Any], dtype: torch.dtype) -> Any:
     config = getattr(transformers, f"{name}Config")(**SIZES | sizes)
     config._experts_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config)
-    # Routers whose scores differ widely, biases that change what is chosen.
+    # Routers with widely different scores, and biases that change the choices.
     for key, value in [*model.named_parameters(), *model.named_buffers()]:
         if "gate.weight" in key or "correction_bias" in key:
             torch.nn.init.normal_(value, std=1.0 if value.dim() > 1 else 0.1)

@@ -76,7 +76,7 @@ def test_ranks_become_even_where_copies_can_make_them_so() -> None:
 
 
 def test_a_tree_of_four_ranks() -> None:
-    """Rank 2 lacks most, then 1: they hang under the fullest. Rank 3 then lacks what it gives to 1."""
+    """Rank 2 lacks most, then 1: they hang under the fullest. Rank 3 then lacks the rows that rank 1 gets."""
     table = torch.tensor([[205, 100, 80], [220, 0, 0], [60, 40, 39], [100, 100, 80]])
     held = planned(table.expand(8, -1, -1))
     assert held == ((), (9,), (0,), (0,))

@@ -1,4 +1,4 @@
-"""Boxes of single stages: what leaves, what stays and why, and whoever reads what is away."""
+"""Boxes of single stages: leaving boxes, staying boxes with reasons, and reads of boxes that are away."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], 
         stage.check_empty()
         freed = [reference() is None for reference in recorders]
         gc.enable()
-        assert all(freed[:-1])  # routes are decisions; the collector has not run. That of the last one counts bytes
+        assert all(freed[:-1])  # routes are decisions; the collector has not run. The last route counts bytes
         assert len(freed) == 3
         assert of_stage.buffers.used == 0
         of_stage.close()

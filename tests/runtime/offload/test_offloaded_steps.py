@@ -115,7 +115,7 @@ def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str
 
 
 class Careless(nn.Module):
-    """A block that may keep what it computes, or write into it behind its forward. kept: by call."""
+    """A block that may keep its result, or write into the result behind its forward. kept: by call."""
 
     def __init__(self) -> None:
         super().__init__()

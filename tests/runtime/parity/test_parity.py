@@ -70,8 +70,7 @@ COLUMNS = ("kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "
 def _crossed(program: Program, channel: Channel) -> Program:
     """Microbatches 1 and 2 swapped where rank 1 (activations) or rank 0 (gradients) receives them.
 
-    The receives are posted first and all waited for before the first is used, or the swap would be noticed as a value
-    that is not there yet.
+    All receives are posted and awaited before the first use. Else the swap would be noticed as a missing value.
     """
     receiver = 1 if channel is Channel.ACTIVATION else 0
     arrivals = (program.rank == receiver) & (program.channel == channel)

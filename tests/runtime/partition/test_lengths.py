@@ -97,7 +97,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], int]] = {
     "handed in a closure": (lambda m, x, t: m.blocks[2](x, lambda: t + 1), 9),
     "filled": (lambda m, x, t: x.new_full((x.shape[0], 1, 1), t) + x, 4),
 }  # fmt: skip
-"""Code, and how many recordings the 6 batches of `SIZES` take: those with symbols and those without."""
+"""Code, and how many recordings the 6 batches of `SIZES` take: with symbols, and without."""
 
 
 def outputs(parts: Partition, tokens: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Partitioning: where the cuts fall, what crosses them, and what is refused."""
+"""Partitioning: places of cuts, crossing values, and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chain(nn.Module):
 
 
 def run(parts: Partition, *values: object) -> object:
-    """What the stages give one after the other, recorded for these values."""
+    """The results of the stages in turn, recorded for these values."""
     infer_boundaries(parts, values)
     for module in parts.modules:
         values = module(*values)

@@ -15,7 +15,7 @@ from support.needs import needed
 
 
 class Table(nn.Module):
-    """A table whose caller gives it its own parts."""
+    """A table that gets its own parts from the caller."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ class Settings(dict[str, float]):
 
 
 class Magic:
-    """An object that looks its attributes up itself."""
+    """An object with its own lookup of attributes."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "fields", {"value": 1.0})

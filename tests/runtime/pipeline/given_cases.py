@@ -73,7 +73,7 @@ def parts(rank: int, world_size: int) -> tuple[list[Outcome], int]:
 
 
 def copies(rank: int, world_size: int, schedule: str, mesh: dict[str, int]) -> list[list[Outcome]]:
-    """The last process alone scales a parameter, then loads a state. What steps refuse, and one that is mended."""
+    """The last process alone scales a parameter, then loads a state. The refusals of steps, and a mended step."""
     experts = mesh.get("experts", 1) > 1
     pipe = _pipeline(Mesh(**mesh), schedule, Model(experts), compare_copies=3)
     state = {name: value.clone() for name, value in Model(experts).state_dict().items()}

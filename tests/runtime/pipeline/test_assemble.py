@@ -1,4 +1,4 @@
-"""The steps that build a pipeline: their order is the list's, and each sets what later ones read."""
+"""The steps that build a pipeline: the list has the order, and each step sets values for later steps."""
 
 from __future__ import annotations
 

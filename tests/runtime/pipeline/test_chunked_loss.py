@@ -177,7 +177,7 @@ def test_under_autocast_the_head_is_narrow_and_its_gradient_is_not(form: str) ->
 
 
 class Wrong(nn.Module):
-    """A GPT that does with its logits what `use` says."""
+    """A GPT that applies `use` to the logits."""
 
     def __init__(self, use: Callable[[Any, Tensor], Any], head: nn.Module | None = None) -> None:
         super().__init__()

@@ -151,7 +151,7 @@ def test_a_part_that_came_after_the_pipeline_was_built_is_looked_at_too() -> Non
 
 
 def test_sparse_gradients_are_looked_at_by_their_values() -> None:
-    """Beside dense ones, which are taken as they are."""
+    """Beside dense gradients, which are taken as they are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(8, 4, sparse=True), Block())
     pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=squares, in_process=True)

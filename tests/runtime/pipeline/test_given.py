@@ -1,4 +1,4 @@
-"""Batches and copies of parameters that must be equal on several ranks: what differs is named on all of them."""
+"""Batches and copies of parameters that must be equal on several ranks: all ranks name the difference."""
 
 from __future__ import annotations
 

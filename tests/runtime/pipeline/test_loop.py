@@ -215,7 +215,7 @@ def mean_squares(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "loss_fn", "data", "says"),
     [
-        (Normalized, squares, reals, r"`blocks.\d.1` is a BatchNorm1d: its statistics are those of all rows"),
+        (Normalized, squares, reals, r"`blocks.\d.1` is a BatchNorm1d: its statistics are of all rows"),
         (lambda: nn.Sequential(*[nn.Linear(4, 4).double() for _ in range(4)]), mean_squares, reals, "a scalar loss"),
         (small_gpt, next_token_loss, tokens, "a scalar loss is a mean over the rows of its microbatch"),
         (lambda: nn.Sequential(*[nn.Linear(4, 4).double() for _ in range(4)], nn.Flatten(0)),

@@ -299,7 +299,7 @@ def test_only_stages_in_slices_must_keep_rows_apart(slices: tuple[int, int]) -> 
 
 
 class Folded(Model):
-    """What crosses between its stages, and what it returns, has another dimension ahead of the rows."""
+    """Values between its stages, and its result, have another dimension ahead of the rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape

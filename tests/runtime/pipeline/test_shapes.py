@@ -107,7 +107,7 @@ def test_experts_run_microbatches_of_several_lengths(schedule: str, experts: int
         largest = max(float(grad.abs().max()) for grad in expected.values())
         grads = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
         own = {name: grad for name, grad in grads.items() if grad.shape == expected[name].shape}
-        assert len(own) > 20, "all but those of experts that ranks share"
+        assert len(own) > 20, "all but the gradients of experts that ranks share"
         for name, grad in own.items():
             torch.testing.assert_close(grad, expected[name], rtol=0, atol=EQUAL * largest)
         pipe.zero_grad()

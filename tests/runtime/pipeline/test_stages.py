@@ -1,4 +1,4 @@
-"""Stages of a program: which of them add in I what I computes."""
+"""Stages of a program: stages that add, in I, the results of I."""
 
 from __future__ import annotations
 

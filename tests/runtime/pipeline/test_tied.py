@@ -168,7 +168,7 @@ def unequal(pipe: Pipeline) -> None:
             "is in an optimizer on rank 0, and in none on rank 1",
         ),
         (lambda pipe: groups(pipe, group="head"), ""),
-        (lambda pipe: [groups(pipe), torch.optim.SGD([copies(pipe)[0]], lr=0.1)], ""),  # which one it is, is not known
+        (lambda pipe: [groups(pipe), torch.optim.SGD([copies(pipe)[0]], lr=0.1)], ""),  # which steps is unknown
         (lambda pipe: torch.optim.AdamW(pipe.parameters()), ""),
     ],
 )

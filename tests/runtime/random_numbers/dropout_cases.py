@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One dropout module, called twice. reentrant: which checkpoint of torch's it runs under; None without one."""
+    """One dropout module, called twice. reentrant: the kind of torch's checkpoint around; None without a checkpoint."""
 
     def __init__(self, width: int, dropout: nn.Module, reentrant: bool | None = None) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ kept: Pipeline | None = None
 
 
 def trainer(attempt: int, rank: int, fault: str = "", own: bool = False, steps: int = 3) -> list[float]:
-    """Join the others and train two ranks; the losses. fault: what rank 1 does in this attempt."""
+    """Join the others and train two ranks; the losses. fault: the fault of rank 1 in this attempt."""
     torch.set_num_threads(1)
     if fault == "before joining" and rank == 1:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What `join` tells torch of this process's device: a GPU of its own, or nothing."""
+"""The device that `join` gives torch for a process: a GPU of its own, or nothing."""
 
 from __future__ import annotations
 

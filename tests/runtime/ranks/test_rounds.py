@@ -63,7 +63,7 @@ def on_ranks(ranks: int, act: Act, timeout: float = 20.0, counts: Counter[str] |
         outcomes = list(threads.map(run, planes))
     for plane in planes:
         plane.close()
-        counts["delete_key"] += len(plane.presence.read)  # what its thread would delete next
+        counts["delete_key"] += len(plane.presence.read)  # its thread's next deletions
     return outcomes
 
 
@@ -78,7 +78,7 @@ def test_a_plain_step_reads_and_writes_at_most_eight_keys_for_each_rank(ranks: i
         last = plane.process == ranks - 1
         for step in range(22):
             if step == 1 and plane.process == 0:
-                first.update(counts)  # the first step exchanges what later ones expect
+                first.update(counts)  # later steps expect the exchange of the first step
             call = {"call": "step", "steps": step}
             batches.begin(f"step {step}", tokens + step, tokens)
             request = StepRequest(signature_of(tokens), signature_of(tokens), plane.process == 0, last, call)

@@ -57,7 +57,7 @@ def predicted(folder: Path, lines: str) -> float:
 def test_layers_with_experts_hold_no_more_than_predicted(
     tmp_path: Path, level: Level, hidden: int, width: int, experts: int, top: int, shared: int
 ) -> None:
-    """Their attention is one product here, which holds less than that of a model."""
+    """Their attention is one product here, and holds less than a model's."""
     torch.manual_seed(0)
     blocks: list[nn.Module] = [Block(hidden, width, experts, top, shared) for _ in range(LAYERS)]
     counted = alive_at_once(block_stage(blocks, TOKENS, hidden, Recompute(level)), torch.randn(TOKENS, hidden))

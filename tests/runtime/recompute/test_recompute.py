@@ -186,7 +186,7 @@ class Called(nn.Module):
         (lambda x: functional.gelu(x, approximate="tanh"), 1),
         (lambda x: functional.silu(x) * x, 1),
         (lambda x: functional.softplus(x, 2.0, 10.0), 1),
-        (torch.relu, 0),  # it saves what it gives, and now what it gets
+        (torch.relu, 0),  # saves the result, and now the argument
         (Tensor.tanh, 0),
         (lambda x: functional.relu(x, inplace=True), 0),
         (lambda x: functional.silu(x, True), 0),

@@ -1,4 +1,4 @@
-"""Adaptive recomputation: its decisions, who makes them, and that no rank holds more than the memory check counts."""
+"""Adaptive recomputation: decisions, deciders, and memory, which stays below the memory check's count."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ BESIDE = {
 QUERY_KEY_VALUE = 4 * WIDTH * 4
 """Bytes of what the attention of closed forms holds, and the linear layer in its place does not."""
 THREE_LINEAR = 3 * 2 * WIDTH**2
-"""FLOPs of the products that it has beside that layer."""
+"""FLOPs of the products beside the layer."""
 
 
 @pytest.mark.sweep

@@ -115,7 +115,7 @@ class ByHand(Toy):
 
 
 class Loosely(ByHand):
-    """Without saying what the methods use: they may share it, and their weight gradients wait for each other."""
+    """Without saying what the methods use: methods may share parts, and their weight gradients wait for each other."""
 
     def segments(self) -> list[DeclaredPart]:
         return [part._replace(uses=None) for part in super().segments()]

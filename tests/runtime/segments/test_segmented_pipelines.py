@@ -211,7 +211,7 @@ def test_traces_tell_the_parts_of_a_cell() -> None:
     cells = [x for spans in intervals.values() for x in spans if program.kind[x.row] == InstructionKind.CELL]
     whole = compare_traces(program, measured_costs(program, [intervals]), intervals)
     assert len({x.row for x in cells}) < len(cells)
-    # What instructions took is at least what their micro-steps took.
+    # Instructions take at least the time of their micro-steps.
     computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part) / 1e6
     assert sum(whole.measured_busy) >= computed
     names = {event["name"] for event in chrome_trace(program, intervals)["traceEvents"]}

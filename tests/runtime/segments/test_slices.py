@@ -156,7 +156,7 @@ def test_layers_that_mix_rows_are_refused_where_they_train() -> None:
     program = schedc.compile(InSlices("1f1b", 2), P=2, M=2)
     pipe = Pipeline(Normed().double(), program, loss_fn=_squares, in_process=True)
     rows = torch.randn(8, 4, dtype=torch.float64)
-    with pytest.raises(BatchRefused, match=r"`blocks.0.1` is a BatchNorm1d: its statistics are those of all rows"):
+    with pytest.raises(BatchRefused, match=r"`blocks.0.1` is a BatchNorm1d: its statistics are of all rows"):
         pipe.step(rows, rows)
     for place in pipe.places:
         for stage in pipe.held(place):

@@ -1,4 +1,4 @@
-"""Hooks under a split backward: which nodes can have some, and that each keeps its effect on what W multiplies."""
+"""Hooks under a split backward: nodes with hooks, and the effect of each hook on the operands of W."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_folders_of_torch_load_as_well(tmp_path: Path) -> None:
 
 
 def test_a_weight_of_two_names_is_found_by_both_in_folders_of_torch(tmp_path: Path) -> None:
-    """One process has saved it once. An older folder has both names, and says nothing of one weight."""
+    """A single process has saved it once. An older folder has both names, and says nothing of one weight."""
     pipe = pipeline("1f1b", 1, tied=True)
     checkpoint.save(tmp_path / "kept", pipe)
     export = ["checkpoint", "export", str(tmp_path / "kept"), "-o", str(tmp_path / "dcp"), "--to", "dcp"]

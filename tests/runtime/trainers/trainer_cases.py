@@ -275,7 +275,7 @@ def digest(value: Any) -> str:
 
 
 def _as_under_torchrun(rank: int, world_size: int) -> None:
-    """The variables that torchrun sets, for trainers that look at them. The group exists already."""
+    """The variables that torchrun sets, for trainers that read variables. The group exists already."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
     fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none", "HF_HUB_OFFLINE": "1"}
     os.environ.update({key: str(value) for key, value in own.items()} | fixed)

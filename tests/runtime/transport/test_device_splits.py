@@ -1,4 +1,4 @@
-"""Exchanges whose splits are on the device: the fallback's rows, what it says, and what is refused."""
+"""Exchanges whose splits are on the device: the fallback's rows, its message, and refusals."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _reasons(module: nn.Module, training: bool) -> Iterator[str]:
     elif isinstance(module, _NormBase):
         running = module.running_mean is not None
         if (training and running) or (not isinstance(module, _InstanceNorm) and (training or not running)):
-            yield f"is a {type(module).__name__}: its statistics are those of all rows of a microbatch"
+            yield f"is a {type(module).__name__}: its statistics are of all rows of a microbatch"
 
 
 class RowChecks:

@@ -1,4 +1,4 @@
-"""Plan files of the planner: what `schedc check` says of them is what the planner says, to 1e-9."""
+"""Plan files of the planner: `schedc check` and the planner agree to 1e-9."""
 
 from __future__ import annotations
 

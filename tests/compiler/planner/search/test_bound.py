@@ -25,7 +25,7 @@ _CLOSE = 1 + 1e-9
 
 
 def check_one(rng: random.Random) -> bool:
-    """Whether there was a plan. Its bound is at most its floor, that at most its price, that at most the atomic one."""
+    """Whether there was a plan. Bound, floor, price and atomic price ascend."""
     drawn = random_plan(rng)
     if drawn is None:
         return False

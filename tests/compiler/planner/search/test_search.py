@@ -1,4 +1,4 @@
-"""A search finds what trying every plan finds, its figures are the compiler's, and it says what it left open."""
+"""A search finds the same as a trial of every plan, has the compiler's figures, and says the open rest."""
 
 from __future__ import annotations
 

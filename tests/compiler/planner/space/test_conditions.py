@@ -1,4 +1,4 @@
-"""Conditions on plans: what they read, what they decide, and where a text that is none is wrong."""
+"""Conditions on plans: reading, decisions, and the places of mistakes in texts."""
 
 from __future__ import annotations
 
