@@ -27,7 +27,7 @@ def out_of_order(schedule: Schedule, parts: int) -> list[Diagnostic]:
     """A finding (S125) for every op of the text that runs before another segment of its microbatch that it needs.
 
     On each stage, the forward of a segment reads the keys and values of the segments before it. Its backward needs
-    the gradients that the later segments add to them (Seq1F1B, arXiv 2406.03488). Each stage is on one rank.
+    the gradients that the later segments add to them (Seq1F1B, arXiv 2406.03488). All these ops share a rank.
     """
     if parts == 1:
         return []

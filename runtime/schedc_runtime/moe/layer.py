@@ -58,8 +58,8 @@ class Statistics:
     imbalance: choices of the most chosen expert over the mean. rows: rows of this rank's experts, which useful
     throughput counts. padded_rows: the same with padding. balance_loss: auxiliary loss of all replicas, mean over
     microbatches. hot_experts: number of times an expert was lent. hot_rows: rows that stayed on this rank for lent
-    experts. hot_bytes_sent: bytes of lent weights and of gradients that this rank sent. hot_bytes_saved: bytes of
-    `hot_rows` that stayed here. overflowed: steps that were run again because a rank of the group had more rows here
+    experts. hot_bytes_sent: bytes of lent weights and of gradients that this rank sent. hot_bytes_saved: bytes that
+    `hot_rows` would have sent. overflowed: steps that were run again because a rank of the group had more rows here
     than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed to make rows even.
     left_at_home: rows that were to come to this rank beside them, and stayed at home without a copy.
     """
