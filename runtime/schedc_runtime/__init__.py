@@ -1,4 +1,4 @@
-"""Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, as one pipeline or over a `Mesh`."""
+"""Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one or over a `Mesh`."""
 
 from __future__ import annotations
 
