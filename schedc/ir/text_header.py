@@ -185,7 +185,7 @@ def read_header(form: str, source: Source) -> tuple[Header, Iterator[HeaderLine]
     versions = (VERSION, WITH_WORKS) if form == "program" else (VERSION,)
     if int(first[2]) not in versions:
         readable = " and ".join(map(str, versions))
-        line.fail(f"version {first[2]} is not readable for this schedc ({readable})", code="S392",
+        line.fail(f"version {first[2]} is unknown: this schedc reads {readable}", code="S392",
                   help="write the file again with this schedc")  # fmt: skip
     header, behind = Header(line, int(first[2])), HeaderLine(source, len(source.lines), 1, "")
     for line in lines:

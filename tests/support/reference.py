@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
-Op = tuple[str, int, int]  # letter, stage, microbatch
-Cell = tuple[Op, ...]  # one op, or the two ops of an overlapped pair, the forward first
-Given = Mapping[str, Fraction | Sequence[Fraction]]  # costs by key, one or one per stage; a default where none
+Op = tuple[str, int, int]  # letter, stage, microbatch.
+Cell = tuple[Op, ...]  # one op, or the two ops of an overlapped pair, the forward first.
+Given = Mapping[str, Fraction | Sequence[Fraction]]  # costs by key, one or one per stage; a default where none.
 Times = list[list[tuple[Fraction, Fraction]]]  # [ranks][cells] start and end
 
 
