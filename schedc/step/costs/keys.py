@@ -70,9 +70,7 @@ KEYS: tuple[CostKey, ...] = (
         "time in which replicas gather or half-sum 1 GB, or 1 unit of a memory without unit; 0: not known",
         0.0,
     ),
-    CostKey(
-        "activation", "memory", "what one microbatch holds on one stage from its F until its backward is done", 1.0
-    ),
+    CostKey("activation", "memory", "memory of a microbatch on a stage, from its F to the end of its backward", 1.0),
     CostKey("pending_weight", "memory", "the part of `activation` still held between I and W", 1.0),
     CostKey("recomputed", "memory", "the part of `activation` held between F and R, where the schedule has an R", 0.0),
 )
