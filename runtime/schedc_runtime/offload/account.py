@@ -14,7 +14,7 @@ class Reason(Enum):
     SMALL = "too small to be worth a copy"
     INDEX = "integer indexes"
     FORM = "not a plain strided tensor on the stage's device"
-    SHARED = "a part of a storage that others hold, such as the batch"
+    SHARED = "a part of a storage with other holders, such as the batch"
     HELD = "somebody else still holds the storage"
 
 
