@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests that run in sweeps alone are left out. Files of `LONGEST` come by their seconds, then others by their number
     of tests that are slow or start ranks.
-    Raises `pytest.UsageError` where `LONGEST` names a file that is not there: a file that is moved keeps its place.
+    Raises `pytest.UsageError` where `LONGEST` names a file that is not there: a moved file keeps its row.
     """
     folder = Path(__file__).parent
     if gone := [name for name in LONGEST if not (folder / name).is_file()]:

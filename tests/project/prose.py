@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from support.paths import ROOT
 
-LEFT = 169
+LEFT = 166
 """Faults that are left in the whole project. A change may lower the number, never raise it."""
 
 LONGEST, SHARE = 25, 0.25
