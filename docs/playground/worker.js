@@ -2,6 +2,7 @@
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const HOME = "/lib/python3.12/site-packages";
+const FIRST = new Set(["open", "draw", "colour"]);
 let python;
 let answer;
 
@@ -11,29 +12,51 @@ async function bytes(file) {
   return response.arrayBuffer();
 }
 
+function unpack(archive) {
+  python.unpackArchive(archive, "zip", { extractDir: HOME });
+}
+
 async function start() {
-  const archives = Promise.all(["numpy.zip", "packages.zip"].map(bytes));
+  const first = bytes("first.zip");
   python = await loadPyodide({ indexURL: "./pyodide/" });
-  for (const archive of await archives) python.unpackArchive(archive, "zip", { extractDir: HOME });
+  unpack(await first);
+  python.pyimport("playground.later").find_later(() => unpack(later ?? bytesAtOnce("later.zip")));
   answer = python.runPython("from playground.answers import answer; answer");
+}
+
+// The modules that a first drawing does not need. An import cannot wait for a promise.
+let later;
+
+function bytesAtOnce(file) {
+  const request = new XMLHttpRequest();
+  request.open("GET", file, false);
+  request.responseType = "arraybuffer";
+  request.send();
+  return request.response;
+}
+
+async function loadLater() {
+  later ??= await bytes("later.zip");
 }
 
 let formulas;
 
 // sympy is large and only `report` needs it.
 function loadFormulas() {
-  formulas ??= bytes("formulas.zip").then((archive) => python.unpackArchive(archive, "zip", { extractDir: HOME }));
+  formulas ??= bytes("formulas.zip").then(unpack);
   return formulas;
 }
 
-const started = start().then(
+const started = start();
+started.then(
   () => postMessage({ ready: true }),
   (error) => postMessage({ failed: String(error) }),
 );
 
 onmessage = async ({ data: { number, request } }) => {
-  await started;
   try {
+    await started;
+    if (!FIRST.has(request.do)) await loadLater();
     if (request.do === "report") await loadFormulas();
     postMessage({ begun: number });
     postMessage({ number, result: JSON.parse(answer(JSON.stringify(request))) });

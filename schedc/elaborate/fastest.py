@@ -27,11 +27,7 @@ MAX_COMPUTED = 4_000_000
 
 
 def place_computed(
-    orders: Sequence[WrittenOrder],
-    costs: Costs,
-    source: Source,
-    aim: str = AIMS[0],
-    pricer: Pricer | None = None,
+    orders: Sequence[WrittenOrder], costs: Costs, source: Source, aim: str = AIMS[0], pricer: Pricer | None = None
 ) -> Schedule:
     """The first of the orders that take the least time under ``costs``.
 

@@ -1,25 +1,6 @@
-"""Programs as JSON, as `schedc compile` writes small programs. The format is documented here.
+"""Programs as JSON, as `schedc compile` writes small programs. `schedc/schemas/programs.txt` documents the fields.
 
-One object with these fields:
-
-    schema, version    "schedc.program" and 3, an integer; a reader refuses every other one, but for 1 and 2
-    name, doc          of the schedule
-    source             file that the spans point into
-    sizes              size parameters by name
-    placement          ranks, rank_of_stage as a list per pipe, first_microbatch
-    phases             names of the phases
-    spans              line, column, end line, end column
-    streams            for each rank an object of columns, equally long, named and meant as those of
-                       `schedc.ir.program.Program`; ``kind`` holds names
-    layout, layers     only where a plan has placed the layers of a model: its string, and how many
-    plan               only where the plan attaches more than layers: an object of the fields of `schedc.ir.plan.Plan`
-                       that are not as by default; in versions 1 and 2 its directives on one line
-    tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
-    segments           only where sequences are cut into segments: how many each has
-    works              only where works run beside compute, from version 2 on: their columns, meant as those of
-                       `schedc.ir.works.Works`, with kinds, lanes and groups by name; the streams then have
-                       ``work``. Without ``group`` every work is local
-    communicators      only where messages use several: of each message its communicator, by ascending number
+A reader takes version 3, and versions 1 and 2, whose plan is its directives on one line. Version 1 has no works.
 """
 
 from __future__ import annotations

@@ -81,6 +81,10 @@ def _sizes(reader: JsonReader, value: Any, path: str) -> dict[str, int]:
     return dict(zip(value, reader.integers(list(value.values()), path, -(2**63), 2**63), strict=True))
 
 
+def _value(kind: Any) -> Callable[[JsonReader, Any, str], Any]:
+    return lambda reader, value, path: read_value(reader, kind, value, path)
+
+
 def _layout(reader: JsonReader, value: Any, path: str) -> str:
     return reader.string(value, path) or reader.fail(path, "an empty layout")
 
@@ -123,11 +127,7 @@ FIELDS = {
     "source": Field("source_name", lambda program: program.source_name, JsonReader.string),
     "sizes": Field("sizes", lambda program: dict(program.sizes), _sizes),
     "placement": Field("placement", _written_placement, _placement),
-    "phases": Field(
-        "phases",
-        lambda program: list(program.phases),
-        lambda reader, value, path: read_value(reader, tuple[str, ...], value, path),
-    ),
+    "phases": Field("phases", lambda program: list(program.phases), _value(tuple[str, ...])),
     "layout": Field("layout", lambda program: program.layout or None, _layout, optional=True),
     "layers": Field(
         "layers",
@@ -138,15 +138,10 @@ FIELDS = {
     "plan": Field(
         "plan",
         lambda program: None if program.plan == NO_PLAN else fields_of(program.plan),
-        lambda reader, value, path: read_value(reader, Plan, value, path),
+        _value(Plan),
         optional=True,
     ),
-    "tied": Field(
-        "tied",
-        lambda program: fields_of(program.tied) or None,
-        lambda reader, value, path: read_value(reader, tuple[Tie, ...], value, path),
-        optional=True,
-    ),
+    "tied": Field("tied", lambda program: fields_of(program.tied) or None, _value(tuple[Tie, ...]), optional=True),
     "segments": Field(
         "segments",
         lambda program: program.segments if program.segments > 1 else None,

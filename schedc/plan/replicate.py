@@ -63,11 +63,7 @@ class Replication(StepWorks):
 
 
 def replicate(
-    directives: Directives,
-    held: HeldMemory,
-    dependencies: Dependencies,
-    offloading: Offloading | None,
-    replicas: int,
+    directives: Directives, held: HeldMemory, dependencies: Dependencies, offloading: Offloading | None, replicas: int
 ) -> tuple[Replication, RankBytes | None]:
     """The works of ``replicas`` replicas of every rank, beside those of offloads, and the bytes of ranks.
 

@@ -38,9 +38,16 @@ _STATEMENTS = frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "
 
 @cache
 def grammar() -> tuple[Lark, TreeBuilder]:
-    """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call."""
-    build = TreeBuilder()
-    text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
+    """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call.
+
+    A file ``grammar.tables`` has them ready where the playground keeps one.
+    """
+    folder, build = files("schedc.syntax"), TreeBuilder()
+    if (kept := folder.joinpath("grammar.tables")).is_file():
+        with kept.open("rb") as file:
+            lark = Lark.load(file)
+        return lark, lark.options.transformer
+    text = folder.joinpath("grammar.lark").read_text(encoding="utf-8")
     text += f"\n%declare {' '.join(dict.fromkeys(PLAN_LINES.values()))}\n"
     return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
 

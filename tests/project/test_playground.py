@@ -11,8 +11,17 @@ from playground.answers import MOST_OPS, command
 from schedc.load.library import load, names
 from support.chromium import Browser
 from support.needs import PLAYGROUND, needs
-from support.playground_page import DRAWN, asked, foreign, unequal
+from support.playground_page import DRAWN, asked, foreign, request_of, unequal
 from support.served import served
+
+FIGURES, FINDINGS = (f"document.getElementById('{name}').textContent" for name in ("figures", "findings"))
+LIMIT = """
+const wait = setTimeout;
+let limit = 10_000, ended = 0;
+window.setTimeout = (act, time, ...more) =>
+  time === 10_000 ? wait(() => { ended += 1; act(); }, limit) : wait(act, time, ...more);
+"""
+"""Makes the limit of ten seconds a variable of the page, and counts the runs that it ended."""
 
 
 @pytest.fixture
@@ -99,8 +108,22 @@ def test_the_page_gives_the_native_bytes_asks_no_other_host_and_works_offline(ro
             browser.visit(address, DRAWN)
             assert unequal(browser) == []
             assert browser.now("document.querySelector('#drawing svg') !== null")
-            assert "bubble" in browser.now("document.getElementById('figures').textContent")
+            assert "bubble" in browser.now(FIGURES)
             browser.result("navigator.serviceWorker.ready.then(() => 1)")
+        browser.call("Page.addScriptToEvaluateOnNewDocument", source=LIMIT)
         browser.visit(address, DRAWN)  # the server is gone
-        assert "bubble" in browser.now("document.getElementById('figures').textContent")
+        assert "bubble" in browser.now(FIGURES)
+        export = json.dumps(request_of("export", "", name="zbv", to="csv"))
+        assert "F0" in browser.result(f"playground.ask({export})")["text"], "modules that no drawing needs"
+        assert browser.now(f"limit = 500; {typed_size('P', 64)}; {typed_size('M', 1500)}; ended") == 0
+        browser.wait_for(f"{FINDINGS}.includes('interrupted after ten seconds')")
+        assert browser.now(f"[ended, {FIGURES}]") == [1, ""]
+        browser.now(f"limit = 10_000; {typed_size('P', '')}; {typed_size('M', '')}")
+        browser.wait_for(f"{FIGURES}.includes('bubble') && {FINDINGS} === ''")
         assert foreign(browser, address) == []
+
+
+def typed_size(name: str, size: int | str) -> str:
+    """The script that writes a size into its field."""
+    field = f"document.querySelector('#sizes input[name={name}]')"
+    return f"{field}.value = '{size}'; {field}.dispatchEvent(new Event('input')); 0"

@@ -22,7 +22,7 @@ from support.served import served
 
 DRAWN = "document.body?.dataset.round === '1'"
 MOST_BYTES, MOST_SECONDS = 12e6, 5.0
-_ON_DEMAND = ("formulas.zip", "offline.js")
+_ON_DEMAND = ("formulas.zip", "later.zip", "offline.js")
 """Files that the first drawing does not need."""
 
 
