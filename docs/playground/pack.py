@@ -70,7 +70,7 @@ def _loaded() -> set[str]:
 
 
 def _write(archive: Path, files: Mapping[str, bytes], place: Path) -> None:
-    """Writes files with their modules as bytecode. place: where the page unpacks them, which tracebacks name."""
+    """Writes files with their modules as bytecode. place: the folder in the page, which tracebacks name."""
     with ZipFile(archive, "w") as packed:
         for name, content in files.items():
             if name.endswith(".py"):
