@@ -17,7 +17,7 @@ from schedc_runtime.testing import pool
 from support.ended_jobs import Case, ended, flaw
 from support.paths import ROOT
 from support.restarted_jobs import judged, train
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.processes
 
@@ -48,15 +48,18 @@ def test_a_training_goes_on_behind_each_fault() -> None:
         assert judged(fault, victim, outcome, whole) == "", fault
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [
-        Case("torchrun", "launcher", signal.SIGTERM),
-        Case("schedc run", "launcher", signal.SIGTERM),
-        Case("schedc run", "rank", signal.SIGKILL),
-        Case("torchrun", "launcher", signal.SIGKILL),
-    ],
+    halved(
+        [
+            Case("torchrun", "launcher", signal.SIGTERM),
+            Case("schedc run", "launcher", signal.SIGTERM),
+            Case("schedc run", "rank", signal.SIGKILL),
+            Case("torchrun", "launcher", signal.SIGKILL),
+        ]
+    ),
 )
 def test_a_job_that_is_ended_keeps_its_newest_step_and_leaves_nothing(case: Case) -> None:
     assert flaw(case, ended(case, warm=True)) == ""

@@ -20,7 +20,7 @@ CHAINS = [
 @pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "other"), swept(CHAINS, CHAINS[1:]), ids=lambda layout: layout.feature)
+@pytest.mark.parametrize(("layout", "other"), swept(CHAINS, CHAINS[2:]), ids=lambda layout: layout.feature)
 def test_runs_go_on_in_their_layout_and_in_another(layout: Layout, other: Layout, tmp_path: Path) -> None:
     outcomes = list(chain(layout, other, tmp_path))
     assert [source for source, _, _ in outcomes] == ["memory", "disk", "another layout"]

@@ -46,6 +46,10 @@ def once(ranks: int) -> Callable[[int], Any]:
     return lambda _: SimpleNamespace(run=run)
 
 
+@in_sweeps(
+    "runtime/moe/test_even_rows.py::test_processes",
+    "runtime/moe/test_even_rows.py::test_copies_of_a_step_divide_the_rows_of_each_microbatch",
+)
 @pytest.mark.sweep
 def test_rows_are_even_and_copies_travel_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = swept(("by step", "by microbatch"), ("by step",))

@@ -18,6 +18,7 @@ from schedc_runtime.speed.watch import check_watchable
 from schedc_runtime.testing import pool
 from support.runtime_cases import model_for, tokens
 from support.speed_cases import make_slower, short_baseline, stream_of
+from support.sweeps import in_sweeps
 
 RANKS = 4
 Slow = Callable[[int, int, str], float]
@@ -88,6 +89,10 @@ def test_a_baseline_whose_halves_differ_is_not_taken():
     assert abs(change.factor - 1.2) < 0.05
 
 
+@in_sweeps(
+    "test_ranks_in_one_process_are_told_apart_and_other_batches_have_a_baseline_of_their_own",
+    "runtime/speed/test_between.py::test_processes_name_the_rank_whose_loader_sleeps",
+)
 @pytest.mark.processes
 @pytest.mark.slow
 def test_processes_name_the_rank_that_burns_more_time():

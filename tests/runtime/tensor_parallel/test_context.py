@@ -21,7 +21,7 @@ from schedc_runtime.tensor_parallel.styles import Core, StyledModule
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 from support.tensor_cases import family
 
 CASES = "support.context_cases"
@@ -41,6 +41,7 @@ def test_documents_over_context_ranks_are_those_alone() -> None:
             assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
+@in_sweeps("test_a_plan_spreads_attention_sequences_and_experts_over_the_same_ranks")
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow

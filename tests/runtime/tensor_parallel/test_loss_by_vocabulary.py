@@ -16,7 +16,7 @@ from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 from support.tensor_cases import TOY_PLAN, Toy, batch, toy
 from support.vocabulary_cases import CHUNK
 
@@ -45,6 +45,7 @@ def test_a_loss_that_differs_between_ranks_is_refused(ranks: list[dict[str, Any]
     assert all("loss in chunks" in rank["refused"] for rank in ranks)
 
 
+@in_sweeps("test_loss_gradients_and_logits_are_those_of_one_process")
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow

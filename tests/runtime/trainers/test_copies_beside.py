@@ -234,7 +234,7 @@ def test_a_rank_that_dies_while_a_state_is_copied_takes_the_run_back_by_one(tmp_
     where: dict[str, Any] = {"schedule": "zbv", "steps": 6, "copy": "beside"}
     try:
         whole = workers.run(case, root=str(tmp_path / "whole"), **where)[0][1]
-        for point, begins in (("flip", [2]), ("update", [2, 3]), ("START", [2]))[: swept(3, 2)]:
+        for point, begins in (("flip", [2]), ("update", [2, 3]), ("START", [2]))[: swept(3, 1)]:
             root = str(tmp_path / point)
             outcomes = workers.outcomes(case, root=root, kills=[[1, point, 3, 5]], **where)
             assert getattr(outcomes[1], "kind", "") == "died"

@@ -21,6 +21,7 @@ from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from support.short_search import short_search
+from support.sweeps import swept
 
 
 def space_of(
@@ -34,12 +35,13 @@ def space_of(
     return PlanSpace.of(open_model(model), open_cluster("h100", devices), batch, 4096, kind, required)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_plans_are_legal_and_distinct() -> None:
     space = space_of(conditions=("pp in 2, 4", "zero == 1", "tp <= 2", "microbatch == 2"))
     plans = [block.axes(int(number)) for block in space.blocks() for number in block.numbers()]
     assert len(plans) == len(set(plans)) == sum(map(len, space.blocks())) > 1000
-    for plan in plans[::37]:
+    for plan in plans[:: swept(37, 111)]:
         assert (plan.devices, plan.batch) == (64, 256)
         assert plan.tp * plan.cp * plan.dp % plan.ep == 0
         choice = space.choice(plan.schedule)
