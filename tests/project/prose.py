@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from support.paths import ROOT
 
-LEFT = 166
+LEFT = 157
 """Faults that are left in the whole project. A change may lower the number, never raise it."""
 
 LONGEST, SHARE = 25, 0.25
