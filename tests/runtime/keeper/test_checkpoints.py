@@ -29,7 +29,7 @@ from support.sweeps import halved, swept
 STEPS = 6
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+@pytest.fixture(scope="module", params=swept([False, True], [True]), ids=lambda tied: "tied" if tied else "untied")
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[bool, dict[str, Any]]:

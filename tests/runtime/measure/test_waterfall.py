@@ -11,6 +11,7 @@ import pytest
 
 from schedc.cell.graph import Lane
 from schedc.plan.counts.link_rows import link_rows, rows_between
+from support.sweeps import in_sweeps
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
@@ -71,6 +72,7 @@ def test_copies_shorten_a_predicted_step_where_ranks_are_uneven(
     assert waterfall.predicted(steps["hot"], times, 1.0) == waterfall.predicted(steps["overlap"], times, 1.0)
 
 
+@in_sweeps("runtime/measure/test_emulated_device.py::test_an_emulated_step_is_the_predicted_one")
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_slots_and_worst_rows_are_those_of_check(monkeypatch: pytest.MonkeyPatch
     assert found["cases"] == swept(5, 3)
 
 
-@in_sweeps("runtime/measure/test_waterfall.py::test_a_step_takes_as_long_as_predicted")
+@in_sweeps("runtime/measure/test_emulated_device.py::test_an_emulated_step_is_the_predicted_one")
 def test_emulated_steps_take_as_long_as_the_choice_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """With copies on the links, whose time a dispatch waits for."""
     monkeypatch.setattr(emulated_balance, "SKEWS", (1.6,))

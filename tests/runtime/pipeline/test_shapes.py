@@ -92,8 +92,13 @@ def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, 
     ("schedule", "experts", "cells"),
     [
         pytest.param("dualpipev", 2, listed, id="shared"),
-        pytest.param("1f1b_overlap", 1, shuffled(1), id="halves on one stage"),
-        *swept([pytest.param("dualpipev", 1, listed, id="dualpipev")], []),
+        *swept(
+            [
+                pytest.param("1f1b_overlap", 1, shuffled(1), id="halves on one stage"),
+                pytest.param("dualpipev", 1, listed, id="dualpipev"),
+            ],
+            [],
+        ),
     ],
 )
 def test_experts_run_microbatches_of_several_lengths(schedule: str, experts: int, cells: CellSource) -> None:

@@ -150,7 +150,8 @@ def skewed(plan: Plan) -> tuple[list[list[int]], dict[str, Tensor], int]:
     return recomputed, grads, counter.get_total_flops()
 
 
-@pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.RANK, Level.MEDIUM)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(("by", "level"), [(By.RANK, Level.MEDIUM), *swept([(By.GROUP, Level.FULL)], [])])
 def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> None:
     """In the first step all tokens go to the first rank: two layers, two microbatches."""
     found, gradients, flops = skewed(Plan(overlap=True, recompute=(Recompute(level, 1.5, by),)))

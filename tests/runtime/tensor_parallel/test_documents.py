@@ -6,10 +6,15 @@ import pytest
 
 from schedc_runtime.testing import pool
 from support.needs import needs
+from support.sweeps import in_sweeps
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
+@in_sweeps(
+    "runtime/tensor_parallel/test_varlen.py::test_documents_by_their_lengths_are_those_alone",
+    "runtime/tensor_parallel/test_tensor_parallel.py::test_tensor_ranks_with_other_batches_are_refused",
+)
 @needs("transformers")
 def test_documents_are_those_alone_and_differing_ones_are_refused() -> None:
     for told in pool(4).run("support.document_cases:documents", timeout=240, names=["qwen3"]):
