@@ -275,7 +275,7 @@ def _diagnostic(claim: tree.Claim, schedule: Schedule, example: Counterexample) 
         f"the claim `{claim.text}` does not hold",
         Label(claim.span, label.rstrip(", ")),
         notes=(f"counterexample: {costs} {place}" if costs else f"counterexample: {place}",),
-        help="correct the claim, or say with `when` at which costs it holds",
+        help="correct the claim, or say with `when` at which sizes and costs it holds",
         source=schedule.source,
     )
 

@@ -48,15 +48,19 @@ class Sweep:
     """The results over a range of sizes.
 
     tried: number of sizes checked. refused: number of further sizes that the schedule is not made for.
-    failed: number of tried sizes with findings. smallest: the one with the smallest product of sizes.
+    failing: the tried sizes with findings, by their product. smallest: the first of these.
     claims: [claims] text, and the number of sizes by status (`schedc.claims.check.ClaimResult`).
     """
 
     tried: int
     refused: int
-    failed: int
+    failing: tuple[Sizes, ...]
     smallest: Outcome | None
     claims: tuple[tuple[str, Mapping[Status, int]], ...]
+
+    @property
+    def failed(self) -> int:
+        return len(self.failing)
 
     def to_json(self) -> dict[str, Any]:
         smallest = self.smallest
@@ -65,6 +69,7 @@ class Sweep:
             "refused": self.refused,
             "failed": self.failed,
             "smallest_failing": dict(smallest.sizes) if smallest else None,
+            "failing": [dict(sizes) for sizes in self.failing],
             "expect": [{"claim": text, **counts} for text, counts in self.claims],
             "diagnostics": [d.to_json() for d in smallest.diagnostics] if smallest else [],
         }
@@ -91,9 +96,8 @@ def sweep(
                 progress(len(batch))
     failed = sorted((o for o in outcomes if o.diagnostics and not o.refused), key=_smallness)
     tried = [o for o in outcomes if not o.refused]
-    return Sweep(
-        len(tried), len(outcomes) - len(tried), len(failed), failed[0] if failed else None, _claims(tree, tried)
-    )
+    failing = tuple(outcome.sizes for outcome in failed)
+    return Sweep(len(tried), len(outcomes) - len(tried), failing, failed[0] if failed else None, _claims(tree, tried))
 
 
 def _smallness(outcome: Outcome) -> tuple[int, tuple[int, ...]]:

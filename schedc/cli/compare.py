@@ -10,11 +10,14 @@ import click
 
 from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, sizes_argument, write
 from schedc.cli.completion import complete_schedule
-from schedc.cli.frontier import DEFAULT, check_priced, check_scaled
+from schedc.cli.frontier import DEFAULT, MOST_RANKS, check_priced, check_scaled
 from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
+
+_MOST_DRAWN = 64
+"""The largest P of a page. Above `MOST_RANKS` it has no floors, which would take minutes."""
 
 
 @click.command(epilog=EPILOG)
@@ -53,7 +56,7 @@ def compare_command(
     sizes = {**DEFAULT, **sizes}
     check_scaled(costs, "a comparison")
     if output is not None:
-        check_priced(sizes["P"], sizes["M"], "-o draws floors, for which ")
+        check_priced(sizes["P"], sizes["M"], "a page has room where ", _MOST_DRAWN)
     compared = compare_schedules(tuple(dict.fromkeys(schedules)), sizes, costs)
     facts = to_json(sizes["P"], sizes["M"], compared, costs, memory)
     click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
@@ -63,7 +66,7 @@ def compare_command(
         from schedc.report.frontier import page_of
         from schedc.report.frontier import to_json as frontier_json
 
-        lines = list(floor_lines(sizes["P"], sizes["M"], costs))
+        lines = list(floor_lines(sizes["P"], sizes["M"], costs)) if sizes["P"] <= MOST_RANKS else []
         write(page_of(frontier_json(sizes["P"], sizes["M"], points, lines), points, (), costs), output)
     if any(each.refused for each in compared):
         raise click.exceptions.Exit(FINDINGS)

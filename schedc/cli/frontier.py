@@ -13,7 +13,8 @@ from schedc.cli.common import EPILOG, cost_arguments, json_argument, sizes_argum
 if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
 
-_MOST_RANKS, _MOST_MICROBATCHES = 16, 64
+MOST_RANKS, _MOST_MICROBATCHES = 16, 64
+"""Sizes up to which floors are found in less than a minute."""
 DEFAULT = {"P": 8, "M": 32}
 """Ranks and microbatches where none are given."""
 
@@ -61,10 +62,10 @@ def frontier_command(
         write(page_of(facts, points, searched, costs), output)
 
 
-def check_priced(ranks: int, microbatches: int, what: str = "") -> None:
-    """Refuses sizes whose floors take too long. what: in front of the sizes in the message."""
-    if not (2 <= ranks <= _MOST_RANKS and 1 <= microbatches <= _MOST_MICROBATCHES):
-        raise click.UsageError(f"{what}P is from 2 to {_MOST_RANKS}, and M from 1 to {_MOST_MICROBATCHES}")
+def check_priced(ranks: int, microbatches: int, what: str = "", most: int = MOST_RANKS) -> None:
+    """Refuses sizes that take too long. what: in front of the sizes in the message. most: the largest P."""
+    if not (2 <= ranks <= most and 1 <= microbatches <= _MOST_MICROBATCHES):
+        raise click.UsageError(f"{what}P is from 2 to {most}, and M from 1 to {_MOST_MICROBATCHES}")
 
 
 def check_scaled(costs: Costs, what: str) -> None:

@@ -9,6 +9,8 @@ from schedc.claims.check import Status
 from schedc.claims.sweep import Sweep
 from schedc.units import equations
 
+MOST_SIZES = 8
+"""Sizes besides the smallest that a text lists."""
 _WORDS: dict[Status, str] = {
     "proved": "proved for all costs at",
     "order": "proved for the order of these costs (a policy) at",
@@ -25,12 +27,15 @@ def to_json(name: str, size_range: str, result: Sweep) -> dict[str, Any]:
 
 
 def to_text(name: str, result: Sweep) -> Iterator[str]:
-    """The result for people, a line each: the sizes, every claim, and the smallest size that fails."""
+    """The result for people, a line each: the sizes, every claim, and the sizes that fail."""
     yield f"{name}: {result.tried} sizes checked, {result.refused} refused, {result.failed} failed"
     for text, counts in result.claims:
         yield f"expect {text}: {_counted(counts)}"
     if result.smallest:
         yield f"the smallest size that fails: {equations(result.smallest.sizes)}"
+    if others := result.failing[1:]:
+        more = f"; and {len(others) - MOST_SIZES} more" if len(others) > MOST_SIZES else ""
+        yield f"others that fail: {'; '.join(map(equations, others[:MOST_SIZES]))}{more}"
 
 
 def _counted(counts: Mapping[Status, int]) -> str:

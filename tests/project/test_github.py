@@ -111,15 +111,20 @@ def test_the_action_checks_and_comments_with_steps_of_its_folder() -> None:
     assert os.access(ACTION / "comment.sh", os.X_OK)
 
 
-@pytest.mark.slow
-def test_a_comment_has_the_drawing_and_the_difference(tmp_path: Path) -> None:
+def repository(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """An empty folder, and variables with which a shell there finds `schedc` of this checkout."""
     programs, folder = tmp_path / "programs", tmp_path / "repository"
     programs.mkdir()
     folder.mkdir()
     (programs / "schedc").write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" -m schedc "$@"\n')
     (programs / "schedc").chmod(0o755)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
-    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": paths}
+    return folder, {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": paths}
+
+
+@pytest.mark.slow
+def test_a_comment_has_the_drawing_and_the_difference(tmp_path: Path) -> None:
+    folder, environment = repository(tmp_path)
 
     def run(*words: str) -> str:
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)
@@ -145,3 +150,32 @@ def test_a_comment_has_the_drawing_and_the_difference(tmp_path: Path) -> None:
     assert text.count("```") == 6  # two drawings and one difference
     assert "rank 0: the orders part" in text
     assert "rank 3 " in text
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_action_run_in_a_shell(tmp_path: Path) -> None:
+    folder, environment = repository(tmp_path)
+    (tmp_path / "programs" / "python").write_text('#!/usr/bin/env bash\necho "$@" > asked.txt\n')
+    (tmp_path / "programs" / "python").chmod(0o755)
+    action = of_yaml(ACTION / "action.yml")
+    given = {f"${{{{ inputs.{name} }}}}": str(each["default"]) for name, each in action["inputs"].items()}
+    *checks, comment = action["runs"]["steps"]
+    assert "pull_request" in comment["if"]
+
+    def run(step: dict[str, Any]) -> tuple[int, str]:
+        own = environment | {name: given[value] for name, value in step.get("env", {}).items()}
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(shell, cwd=folder, env=own, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    (folder / "mine.sched").write_text(load("1f1b").text)
+    assert [run(step)[0] for step in checks] == [0, 0, 0]
+    assert (folder / "asked.txt").read_text() == "-m pip install --quiet schedc\n"
+    subprocess.run(["schedc", "lock", "mine.sched", "-D", "P=2", "-D", "M=4"], cwd=folder, env=environment, check=True)
+    assert run(checks[2])[0] == 0
+    (folder / "mine.sched").write_text(load("zbh1").text.replace("schedule zbh1", "schedule 1f1b"))
+    status, said = run(checks[2])
+    assert (status, "makespan" in said) == (1, True)
+    (folder / "mine.sched").write_text(load("1f1b").text.replace("place linear", "place linera"))
+    status, said = run(checks[1])
+    assert (status, said.startswith("::error ")) == (1, True)

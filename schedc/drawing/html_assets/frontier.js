@@ -44,6 +44,9 @@ function axis(least, most, low, high) {
   return { at, ticks };
 }
 
+// Of more points only those of the front have their names in the plot.
+const MOST_NAMES = 8;
+
 function showPlot() {
   const { width, height, left, right, top, bottom } = SIZE;
   const lines = atStart() ? page.facts.floors : [];
@@ -69,6 +72,15 @@ function showPlot() {
     draw("text", { x: x.at(line.memory[0]) + 4, y: y.at(line.bubble[0]) - 5, class: `name line${number}` }, svg,
       `floor, v = ${line.per_rank}`);
   });
+  const names = [];
+  // Above a point, or below it where another name stands; a letter has some 8 px.
+  const placed = ({ cx, cy }, name) => {
+    const x = cx + 8, end = x + 8 * name.length;
+    const free = (y) => names.every((other) => Math.abs(other.y - y) > 14 || other.x > end || x > other.end);
+    const y = free(cy - 6) ? cy - 6 : cy + 16;
+    names.push({ x, y, end });
+    return { x, y };
+  };
   points.forEach((point, number) => {
     const kind = `point${point.found ? " found" : ""}${point.on_front ? " front" : ""}${number === chosen ? " chosen" : ""}`;
     const where = { cx: x.at(point.memory), cy: y.at(times[number].bubble), r: number === chosen ? 7 : 5 };
@@ -78,7 +90,7 @@ function showPlot() {
     mark.addEventListener("pointerleave", () => showTip(null));
     mark.addEventListener("click", () => choose(number));
     mark.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(number); });
-    if (point.on_front) draw("text", { x: where.cx + 8, y: where.cy - 6, class: "name" }, svg, nameOf(point));
+    if (point.on_front || points.length <= MOST_NAMES) draw("text", { ...placed(where, nameOf(point)), class: "name" }, svg, nameOf(point));
   });
 }
 
@@ -160,7 +172,7 @@ function choose(number) {
 
 function show(anew = true) {
   if (anew) times = points.map((_, number) => priced(number, costs));
-  byId("floors-said").textContent = atStart()
+  byId("floors-said").textContent = !page.facts.floors.length ? "" : atStart()
     ? "A line is the least bubble of any order with a split backward on one copy of the weights, with v stages per rank."
     : "Orders and memory are fixed, and times are those of the sliders. The floors are of the first costs, and are hidden.";
   showPlot();
@@ -178,11 +190,15 @@ byId("title").textContent = page.title;
 byId("said").textContent = "A microbatch takes F, I and W on a rank, and a chunk of a schedule with v stages per rank a v-th "
   + "of them. A message takes p2p. A double click takes a slider back.";
 const cells = page.facts.not_searched.map((cell) => `v = ${cell.per_rank} at ${short(cell.memory)}`).join(", ");
-byId("not-searched").textContent = `No order was searched at these numbers of stages per rank and memory: ${cells}. `
-  + "schedc frontier --time searches some cells, and schedc tune any. "
-  + (page.facts.floors_missing.length ? `There is no floor for v = ${page.facts.floors_missing.join(", ")}.` : "");
+const missing = page.facts.floors_missing.join(", ");
+byId("not-searched").textContent = [
+  cells && `No order was searched at these numbers of stages per rank and memory: ${cells}. `
+    + "schedc frontier --time searches some cells, and schedc tune any.",
+  missing && `There is no floor for v = ${missing}.`,
+].filter(Boolean).join(" ");
 entry("front", "no schedule here has less of one and no more of the other");
 entry("plain", "other schedules");
+entry("chosen", "the one whose order is drawn below");
 if (points.some((point) => point.found)) entry("found", "order that a search found, here or for the library");
 buildSliders();
 show();

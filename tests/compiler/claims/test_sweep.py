@@ -85,6 +85,7 @@ def test_a_sweep_finds_the_smallest_failing_size(processes: int, tmp_path: Path)
     failing = [s for s in sizes if s["P"] > 2 and s["M"] > 4 and s["M"] % 2 and s["M"] % 7]
     assert (result.tried, result.refused, result.failed) == (55, 5, len(failing))
     assert sum(done) == len(sizes) == 60
+    assert sorted(map(str, result.failing)) == sorted(map(str, failing))
     assert result.smallest is not None
     assert result.smallest.sizes == {"P": 3, "M": 5}
     assert {d.code[:2] for d in result.smallest.diagnostics} == {"S2"}
@@ -100,7 +101,13 @@ def test_the_command_reports_and_exits_1_where_a_size_fails(tmp_path: Path) -> N
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
     assert (facts["schema"], facts["version"], facts["smallest_failing"]) == ("schedc.sweep", 1, {"P": 3, "M": 5})
-    assert "P = 3, M = 5" in CliRunner().invoke(main, ["check", str(path), "--sweep", "P<=3, M<=6"]).stdout
+    assert facts["failing"] == [{"P": 3, "M": 5}]
+    said = CliRunner().invoke(main, ["check", str(path), "--sweep", "P<=5, M<=12"]).stdout
+    assert (
+        "the smallest size that fails: P = 3, M = 5\nothers that fail: P = 4, M = 5; P = 5, M = 5; P = 3, M = 9; "
+        in said
+    )
+    assert said.endswith("; P = 5, M = 11\n")
     good = CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<=4, M<=2*P"])
     assert (good.exit_code, good.stderr) == (0, "")
     assert good.stdout.startswith("zbh1: 20 sizes checked, 0 refused, 0 failed\n")

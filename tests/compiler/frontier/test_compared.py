@@ -56,6 +56,14 @@ def test_what_is_not_legal_is_told_beside_the_others(tmp_path: Path) -> None:
     assert "schedc check 1f1b" in page.read_text(encoding="utf-8")
 
 
+def test_a_page_above_16_ranks_has_no_floors(tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
+    assert schedc("compare", "1f1b", "zbv", "-D", "P=17", "-D", "M=4", "-o", str(page)).exit_code in (0, 1)
+    text = page.read_text(encoding="utf-8")
+    assert '"floors": []' in text or '"floors":[]' in text
+    assert "schedc check 1f1b -D P=17" in text
+
+
 def test_an_own_schedule_takes_its_ranks_by_role(tmp_path: Path) -> None:
     path = tmp_path / "mine.sched"
     text = load("1f1b").text.replace("P: ranks", "N: ranks").replace("M: microbatches", "K: microbatches")
@@ -85,7 +93,7 @@ def test_steps_without_work_have_no_bubble() -> None:
     [
         (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
-        (("1f1b", "-D", "P=64", "-o", "page.html"), "-o draws floors, for which P is from 2 to 16"),
+        (("1f1b", "-D", "P=65", "-o", "page.html"), "a page has room where P is from 2 to 64"),
         (("1f1b", "--memory", "0"), "0"),
         (("1f1b", "--memory", "nan"), "'nan' is not above 0"),
         ((), "SCHEDULE"),
