@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
+from threading import Event
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,19 @@ class Effort:
     def repeatable(self) -> bool:
         """Whether another run gives the same result."""
         return self.seconds is None
+
+    def part(self, share: float) -> Effort:
+        """This share of the effort."""
+        return replace(
+            self,
+            seconds=None if self.seconds is None else share * self.seconds,
+            work=None if self.work is None else share * self.work,
+        )
+
+    def after(self, seconds: float, share: float = 0.0) -> Effort:
+        """What is left after these seconds, and after this share of the work."""
+        left = self.part(1 - share)
+        return left if self.seconds is None else replace(left, seconds=max(0.1, self.seconds - seconds))
 
 
 @dataclass(frozen=True)
@@ -88,25 +102,29 @@ def solve(windows: OpWindows, objective: str, bound: int, hint: Int64 | None, ef
         for variable, value in zip(start, hint.tolist(), strict=True):
             model.add_hint(variable, value)
     solver = cp_model.CpSolver()
-    _configure(solver, effort)
-    status = _interruptible(solver, model)
+    configure(solver, effort)
+    status = solved(solver, model, Event())
     names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
-    solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return SolverResult(
         names.get(status, "unknown"),
-        np.array([solver.value(variable) for variable in start], np.int64) if solved else None,
-        max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if solved else bound,
+        np.array([solver.value(variable) for variable in start], np.int64) if found else None,
+        max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if found else bound,
         perf_counter() - begin,
     )
 
 
-def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
-    """Search in another thread and return the status. Ctrl-C then interrupts this thread, which stops the search."""
+def solved(solver: CpSolver, model: CpModel, stop: Event) -> CpSolverStatus:
+    """Searches in another thread and returns the status. Ctrl-C then interrupts this thread, which stops the search.
+
+    stop: stops the search when it is set.
+    """
     with ThreadPoolExecutor(1) as thread:
         search = thread.submit(solver.solve, model)
         try:
             while not wait([search], _BEAT).done:
-                pass
+                if stop.is_set():
+                    solver.stop_search()
         except KeyboardInterrupt:
             while not search.done():  # a call before the search has begun has no effect
                 solver.stop_search()
@@ -163,7 +181,8 @@ def _minimize(
     model.minimize(value)
 
 
-def _configure(solver: CpSolver, effort: Effort) -> None:
+def configure(solver: CpSolver, effort: Effort) -> None:
+    """Gives a solver its limits, workers and seed."""
     parameters = solver.parameters
     parameters.catch_sigint_signal = False
     parameters.num_workers = effort.workers

@@ -14,6 +14,7 @@ from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, 
 from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.search.asking import close_gap, worth_asking
 from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
@@ -40,6 +41,12 @@ _LEAST_CELLS = 256
 
 _SHARE = 0.8
 """Most of the seconds that list schedules take. They end sooner where many tries give nothing."""
+
+_SHARE_BESIDE = 0.25
+"""Most of the seconds that list schedules take where questions follow them."""
+
+_SHARE_OF_QUESTIONS = 0.8
+"""Most of what list schedules leave that questions take. The solver's own search has the rest."""
 
 _TRIES_PER_WORK = 100
 """Tries of list schedules for one unit of the solver's work."""
@@ -145,9 +152,8 @@ def tune(
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
     ticks, floor = bound_without_search(windows, objective)
     own_bound = _cost(problem, objective, ticks)
-    best, search = _search(
-        windows, judge, candidates, known, ticks, effort, partial(_tell, problem, own_bound, progress)
-    )
+    told = partial(_tell, problem, own_bound, progress)
+    best, search = _search(windows, judge, candidates, known, ticks, effort, told)
     if best is None:
         raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
@@ -267,11 +273,28 @@ def _search(
         best, effort = _by_lists(
             judge, best, [*starts, *known_starts(problem, known)], problem, ticks, effort, progress
         )
-    if not _open(best, bound):
-        return best, None
+    asked = None
+    if best is not None and _open(best, bound) and objective == "makespan" and worth_asking(windows, ticks):
+        best, asked, effort = _by_questions(windows, judge, best, ticks, effort)
+    least = ticks if asked is None else asked.bound
+    if not _open(best, _cost(problem, objective, least)):
+        return best, asked
     hint = None if best is None else start_times(problem, best.order)
-    search = solve(windows, objective, ticks, hint, effort)
+    search = solve(windows, objective, least, hint, effort)
     return _better(problem, judge, best, search), search
+
+
+def _by_questions(
+    windows: OpWindows, judge: Judge, best: Candidate, bound: int, effort: Effort
+) -> tuple[Candidate | None, SolverResult, Effort]:
+    """The best order after questions about shorter orders, the result of the questions, and the effort left.
+
+    bound: ticks.
+    """
+    problem = windows.problem
+    makespan = int((start_times(problem, best.order) + problem.duration).max())
+    result = close_gap(windows, bound, makespan, effort.part(_SHARE_OF_QUESTIONS))
+    return _better(problem, judge, best, result), result, effort.after(result.seconds, _SHARE_OF_QUESTIONS)
 
 
 def _tell(problem: SearchProblem, bound: float, progress: Callable[[float, float], None], makespan: int) -> None:
@@ -292,13 +315,14 @@ def _by_lists(
 
     starts: names and [cells] priorities of known orders. bound: ticks.
     """
-    seconds = None if effort.seconds is None else effort.seconds * _SHARE
+    share = _SHARE_BESIDE if worth_asking(OpWindows(problem), bound) else _SHARE
+    seconds = None if effort.seconds is None else effort.seconds * share
     tries = None if effort.work is None else round(effort.work * _TRIES_PER_WORK)
     limits = ListEffort(seconds, tries, bound, effort.seed, effort.workers)
     lists, began = ListProblem(problem, worth_compiling(len(problem), limits)), perf_counter()
     found = search_side_by_side(lists, starts, limits, progress)
     taken = perf_counter() - began
-    rest = effort if effort.seconds is None else replace(effort, seconds=max(0.1, effort.seconds - taken))
+    rest = effort.after(taken)
     if found is None:
         return best, rest
     order = start_order(found.start)
