@@ -28,7 +28,7 @@ _LEAST = 0.05
 """Share of the effort with which no question is begun."""
 
 
-class Answer(NamedTuple):
+class TickAnswer(NamedTuple):
     """An answer. status: optimal for an order, infeasible or unknown. start: [cells] ticks of the order.
 
     work: in the solver's own measure.
@@ -51,7 +51,7 @@ class _AskedGap:
     start: Int64 | None = None
     work: float = 0.0
     asked: set[int] = field(default_factory=set)
-    running: dict[Future[Answer], tuple[int, Event]] = field(default_factory=dict)
+    running: dict[Future[TickAnswer], tuple[int, Event]] = field(default_factory=dict)
 
     def following(self) -> int | None:
         """The makespan to ask about next: the bound, and then halfway from the largest open question to the best."""
@@ -61,7 +61,7 @@ class _AskedGap:
         middle = (max(open_ones) + self.best) // 2
         return None if middle in open_ones else middle
 
-    def take(self, makespan: int, answer: Answer) -> None:
+    def take(self, makespan: int, answer: TickAnswer) -> None:
         """Takes an answer, and stops the questions that it answers too."""
         self.work += answer.work
         if answer.start is not None and makespan < self.best:
@@ -126,12 +126,12 @@ def _share(effort: Effort, taken: float, work: float, workers: int) -> Effort | 
     return effort.part(left if workers > 1 else left / 2) if left > _LEAST else None
 
 
-def ask(question: TickQuestion, effort: Effort, stop: Event) -> Answer:
+def ask(question: TickQuestion, effort: Effort, stop: Event) -> TickAnswer:
     """The solver's answer to a question, by one worker. stop: ends the search when it is set."""
     from ortools.sat.python import cp_model
 
     if question.refuted:
-        return Answer("infeasible", None, 0.0)
+        return TickAnswer("infeasible", None, 0.0)
     began, model = perf_counter(), TickModel.of(question)
     if effort.seconds is not None:
         effort = replace(effort, seconds=max(0.1, effort.seconds - (perf_counter() - began)))
@@ -143,6 +143,6 @@ def ask(question: TickQuestion, effort: Effort, stop: Event) -> Answer:
     status = solved(solver, model.model, stop)
     work = solver.response_proto.deterministic_time
     if status == cp_model.INFEASIBLE:
-        return Answer("infeasible", None, work)
+        return TickAnswer("infeasible", None, work)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    return Answer("optimal", model.starts(solver), work) if found else Answer("unknown", None, work)
+    return TickAnswer("optimal", model.starts(solver), work) if found else TickAnswer("unknown", None, work)
