@@ -211,8 +211,8 @@ def _needs_values(error: BaseException, model: nn.Module, unit: str) -> RuntimeF
     return PartitionError(
         f"{type(model).__name__} takes a branch, a size or a number from the values of a tensor, between its units"
         f" ({error}): a pipeline runs the same operations on every microbatch{line}",
-        "compute with masks (torch.where), or move this into a submodule of its own, which is called and not recorded:"
-        " it must return a tensor like its first argument",
+        "compute with masks, as `x = torch.where(s > 0, x + y, x)` in place of `if s > 0: x = x + y`; or move this into"
+        " a submodule of its own, which is called and not recorded: it must return a tensor like its first argument",
     )
 
 

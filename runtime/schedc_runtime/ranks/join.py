@@ -7,10 +7,13 @@ therefore agree on a new name each time they meet, and keep all keys under this 
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -36,6 +39,8 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
     backend: default is NCCL if each process of the machine has its own GPU, else gloo.
     timeout: seconds to wait for the other processes.
 
+    From here on, the report with which torchrun ends has the text of an uncaught error, with its help.
+
     Without a launcher this joins nothing. Raises `StepTimeout` with the names of missing ranks.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -45,6 +50,8 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
             "torch.distributed has been initialised before", "call join() instead of init_process_group, and once"
         )
     check_seconds("timeout", timeout)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        end_with_cause(Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = None if backend == "gloo" else gpu.own_device(local, processes)
@@ -57,6 +64,20 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
         backend or (gpu.BACKEND if device else "gloo"), store=store, rank=rank, world_size=size, device_id=device
     )
     return device or torch.device("cpu")
+
+
+def end_with_cause(path: Path) -> None:
+    """Writes an uncaught error into torchrun's file for it: the text that its report of the first failure shows."""
+    shown = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        text, now = f"{kind.__name__}: {error}", str(int(time.time()))
+        said = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": now}}
+        if not path.exists():  # a script under torch's `record` has written its calls
+            path.write_text(json.dumps({"message": said}), encoding="utf-8")
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def meet_ranks(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:

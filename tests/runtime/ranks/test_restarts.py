@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from runtime.ranks.attempts import run_attempts
-from schedc_runtime.errors import StepTimeout
-from schedc_runtime.ranks.join import meet_ranks
+from schedc_runtime.errors import PartitionError, StepTimeout
+from schedc_runtime.ranks.join import end_with_cause, meet_ranks
 
 FAULTS = ["before joining", "before building", "raise", "kill", "raise", ""]
 """The attempts of one job; the last one trains to the end."""
@@ -137,3 +140,15 @@ def test_a_process_alone_meets_at_once() -> None:
     first, second = (meet_ranks(store, "join", 0, ["rank 0"], 1.0) for _ in range(2))
     first.set("failed", "once")
     assert not second.check(["failed"])
+
+
+def test_torchrun_ends_with_the_cause_and_its_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    end_with_cause(tmp_path / "error.json")
+    for cause in ("the model has one layer", "what followed"):
+        error = PartitionError(cause, "give it another one")
+        sys.excepthook(PartitionError, error, None)
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    lines = str(ChildFailedError("trainer.py", {0: failure})).split("\n")
+    last = [line.strip() for line in lines if line.strip(" =")][-2:]
+    assert last == ["traceback : PartitionError: the model has one layer", "= help: give it another one"]
