@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
@@ -19,32 +20,37 @@ from schedc.load.library import Text
 from schedc.source import Source
 from schedc_runtime import Checkpoints, ChunkedLoss, Cut, Mesh, Pipeline
 from schedc_runtime.data.context import ContextRows, context_rows
+from schedc_runtime.data.documents import thd_inputs
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.measure.rank_traces import save_trace
 from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.saved.form import step_folder
+from schedc_runtime.tensor_parallel.varlen import attend_by_documents
 from support import document_cases
 from support.cell_orders import digest, in_each_order
 from support.document_cases import alone, packed
 from support.gradient_errors import error_of
+from support.plain_varlen import plain_kernel
 from support.tensor_cases import SCHEDULES, family, wide_norms
 from support.tensor_expert_cases import expert_family
 from support.tensor_run_cases import wait_for
 
 
-def own_rows(mesh: Mesh, replica: int, microbatches: int) -> ContextRows:
-    """What a rank takes of the packed rows: own tokens of the rows of its group."""
+def own_rows(mesh: Mesh, replica: int, microbatches: int, most: int | None = None) -> ContextRows:
+    """What a rank takes of the packed rows: own tokens of the rows of its group. most: as of `context_rows`."""
     groups, (group, rank) = mesh.replicas // mesh.context, divmod(replica, mesh.context)
     rows = [each.chunk(groups)[group] for each in packed()]
     together = len(rows[0]) // microbatches
-    return context_rows(*rows, ranks=mesh.context, rank=rank, together=together, multiple=mesh.tensor)
+    return context_rows(*rows, ranks=mesh.context, rank=rank, together=together, multiple=mesh.tensor, most=most)
 
 
-def _pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> tuple[Pipeline, ContextRows]:
+def _pipe(
+    model: nn.Module, schedule: str, mesh: Mesh, most: int | None = None, **options: Any
+) -> tuple[Pipeline, ContextRows]:
     sizes = SCHEDULES.get(schedule, {"M": 4})
     replica = mesh.coordinate(torch.distributed.get_rank()).replica
-    rows = own_rows(mesh, replica, sizes["M"])
+    rows = own_rows(mesh, replica, sizes["M"], most)
     example = {name: value[:2] for name, value in rows.inputs.items()}
     given = {"loss_fn": ChunkedLoss("lm_head", chunk=5), "example": example, **options}
     pipe = Pipeline(
@@ -86,6 +92,50 @@ def sequences(
                 pipe.close()
                 cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
     return cases
+
+
+MOST = 5
+"""Documents of a packed row, what fills it up included."""
+
+
+def by_lengths(rank: int, world: int, names: Sequence[str], schedule: str = "1f1b") -> list[dict[str, Any]]:
+    """A case for each family and way to attend by documents: masks of lengths, the kernel, and context ranks with it.
+
+    The kernel's place is taken by attention run by run (`plain_varlen`).
+    """
+    cases, whole = [], Mesh(2, data=world // 2)
+    ways = {"masks": (whole, nullcontext), "kernel": (whole, plain_kernel)}
+    ways["kernel and context ranks"] = Mesh(2, data=world // 2, context=2), plain_kernel
+    for name in names:
+        with wide_norms():
+            model = family(name, num_hidden_layers=2, **({"sliding_window": 3} if name == "mistral" else {}))
+            loss, gradients = alone(model)
+            for way, (mesh, kernel) in ways.items():
+                with kernel():
+                    case = _attended(deepcopy(model), schedule, mesh, loss, gradients)
+                cases.append({"family": name, "way": way, "mesh": repr(mesh)} | case)
+    return cases
+
+
+def _attended(
+    model: nn.Module, schedule: str, mesh: Mesh, loss: float, gradients: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Errors of loss and gradients of steps by `CU_SEQLENS`, and whether all orders of a cell agree."""
+    if mesh.context > 1:
+        pipe, (inputs, targets) = _pipe(model, schedule, mesh, MOST)
+    else:
+        attend_by_documents(model)
+        replica = mesh.coordinate(torch.distributed.get_rank()).replica
+        tokens, documents, targets = (each.chunk(mesh.replicas)[replica] for each in packed())
+        inputs = thd_inputs(tokens, documents, MOST)
+        pipe, _ = _pipe(model, schedule, mesh, example={name: value[:2] for name, value in inputs.items()})
+    errors, bits = [], set()
+    for _ in in_each_order(pipe):
+        got = pipe.step(inputs, targets).item()
+        errors += [error_of(pipe, gradients), abs(got - loss) / loss]
+        bits.add(digest(pipe))
+    pipe.close()
+    return {"error": max(errors), "equal": len(bits) == 1}
 
 
 PLANNED = """sched 1

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import schedc
 from schedc_runtime import ChunkedLoss, Mesh, Pipeline
-from schedc_runtime.data.documents import next_tokens, thd_inputs, transformers_inputs
+from schedc_runtime.data.documents import next_tokens, transformers_inputs
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.tensor_parallel.varlen import attend_by_documents
 from support.gradient_errors import error_of
 from support.tensor_cases import family, wide_norms
 from support.wide_models import WideModel, on_rank_0
@@ -80,22 +79,3 @@ def _refused(pipe: Pipeline, own: list[Tensor], tensor_rank: int) -> str:
     except RuntimeFault as fault:
         return str(fault)
     return ""
-
-
-def by_lengths(rank: int, world: int, names: list[str]) -> dict[str, float]:
-    """The error of loss and gradients by family, with attention by documents on pipeline ranks."""
-    figures: dict[str, float] = {}
-    tokens, numbers, targets = packed()
-    for name in names:
-        with wide_norms():
-            model = family(name, **({"sliding_window": 3} if name == "mistral" else {}))
-            loss, gradients = alone(model)
-            attend_by_documents(model)
-            pipe = Pipeline(
-                model, schedc.compile("zbh1", P=2, M=4), loss_fn=ChunkedLoss("lm_head", chunk=5), mesh=Mesh(2),
-                example=thd_inputs(tokens[:2], numbers[:2], 5), timeout=60.0,
-            )  # fmt: skip
-            got = pipe.step(thd_inputs(tokens, numbers, 5), targets).item()
-            figures[name] = max(error_of(pipe, gradients), abs(got - loss) / loss)
-            pipe.close()
-    return figures

@@ -70,6 +70,7 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.build.apply_plan import attach, method_for
+from schedc_runtime.pipeline.build.context import cuts_sequences
 from schedc_runtime.pipeline.build.stages import layout_of_stages, splits_backward
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         program = program_of_options(options)
         plan = _with_ranks(with_overrides(program.plan, options))
+        if options.only != "sums":
+            _refuse_split(plan)
         sharing = plan.topology.ranks if plan.topology else 1
         # At least two where stages send to each other, so that a message can be timed.
         processes = max(sharing, 2 if program.stages > 1 and not options.lengths else 1)
@@ -103,6 +106,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif costs is not None:
         _write(costs, sharing, options)
     return 0
+
+
+def _refuse_split(plan: Plan) -> None:
+    """Raise `RuntimeFault` for a plan whose ranks share layers: a process here runs whole stages on whole sequences."""
+    split = plan.parallel
+    if split is not None and split.tp * split.cp > 1:
+        axis = "tp" if split.tp > 1 else "cp"
+        raise RuntimeFault(
+            f"the plan says {axis} {getattr(split, axis)}, and calibrate measures whole layers on one process",
+            f"write `{axis} 1` for times of whole layers; times of cores and their exchanges are given by hand"
+            " (examples/costs/tensor.toml)",
+        )
 
 
 def _with_ranks(plan: Plan) -> Plan:
@@ -131,6 +146,11 @@ def _calibrate(
         return _sums(group, device, rank, options) if rank < sharing else None
     torch.manual_seed(options.seed)
     subject = _subject(program, plan, options, rows)
+    if cuts_sequences(subject.model, program):
+        raise RuntimeFault(
+            f"sequences in {program.segments} segments, and calibrate measures whole ones",
+            "measure a schedule without segments, and give factors of microbatches (docs/guide/costs.md)",
+        )
     layout = layout_of_stages(program)
     example = subject.batch if rows else None
     parts = partition(subject.model, program.stages, placement=program.placement, layout=layout, example=example)

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from schedc_runtime.data.documents import IGNORED, document_positions
+from schedc_runtime.data.documents import IGNORED, cumulative_lengths, document_positions, places_of
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.partition.example import CONTEXT, CU_SEQLENS
 
 Places = npt.NDArray[np.int64]
 _NOBODY = -1
@@ -29,7 +30,8 @@ class ContextRows(NamedTuple):
     """The tokens of one context rank.
 
     inputs: as a model of Transformers takes them: ``input_ids`` and ``position_ids`` [rows, own], and `CONTEXT`
-    [rows, 2, ranks * own] int64, of the tokens of all ranks: the first place of its document, and its own.
+    [rows, 2, ranks * own] int64, of the tokens of all ranks: the first place of its document, and its own. For kernels
+    that take it, `CU_SEQLENS` [rows, runs + 1] int32, where each run of own tokens of a document begins.
     targets: [rows, own].
     """
 
@@ -78,18 +80,27 @@ def context_work(documents: Tensor, dealt: list[list[Places]]) -> npt.NDArray[np
 
 
 def context_rows(
-    tokens: Tensor, documents: Tensor, targets: Tensor, *, ranks: int, rank: int, together: int = 1, multiple: int = 1
+    tokens: Tensor,
+    documents: Tensor,
+    targets: Tensor,
+    *,
+    ranks: int,
+    rank: int,
+    together: int = 1,
+    multiple: int = 1,
+    most: int | None = None,
 ) -> ContextRows:
     """What context rank ``rank`` of ``ranks`` takes of packed rows. All context ranks are given the same rows.
 
     tokens, documents, targets: [rows, tokens]; targets as of `next_tokens`, since a token's next one may lie elsewhere.
-    together: rows of a microbatch. multiple: of own tokens, which tensor ranks share.
+    together: rows of a microbatch. multiple: of own tokens, which tensor ranks share. most: documents of a row at most,
+    as of `cumulative_lengths`, which brings `CU_SEQLENS`. A rank has at most two runs of each.
 
     A loader's work, in the host's memory: what lies on a device is copied, and each call waits for it. The result lies
     where ``tokens`` do.
 
     All ranks and rows are filled up to the longest, by tokens whose target is `IGNORED`. Raises `RuntimeFault` for no
-    such rank.
+    such rank, and for a row with more documents than ``most``.
     """
     if not 0 <= rank < ranks:
         raise RuntimeFault(f"context rank {rank} of {ranks}", "give a rank from 0 on, below the number of ranks")
@@ -105,14 +116,29 @@ def context_rows(
     begins = torch.where(inside, place - positions, _NOBODY)
     whole = torch.stack((begins, filled), 2).movedim(0, 2).flatten(2, 3)  # [rows, 2, ranks * own]
     mine = place[rank]
+    runs: dict[str, Tensor] = {}
+    if most is not None:
+        cumulative_lengths(documents, most)
+        runs = {CU_SEQLENS: places_of(_runs_begin(filled[rank], begins[rank]), 2 * most + 1).to(device)}
     return ContextRows(
         {
             "input_ids": torch.where(inside[rank], tokens.gather(1, mine), 0).to(device),
             "position_ids": positions[rank].to(device),
             CONTEXT: whole.to(device),
+            **runs,
         },
         torch.where(inside[rank], targets.gather(1, mine), IGNORED).to(device),
     )
+
+
+def _runs_begin(place: Tensor, begin: Tensor) -> Tensor:
+    """[rows, own] bool: whether a token is not the one behind its neighbour in one document.
+
+    place, begin: [rows, own] of a token and of its document; `_NOBODY` for what fills up, which is one run.
+    """
+    fills = place == _NOBODY
+    same = (begin[:, 1:] == begin[:, :-1]) & ((place[:, 1:] == place[:, :-1] + 1) | (fills[:, 1:] & fills[:, :-1]))
+    return functional.pad(~same, (1, 0), value=True)
 
 
 def _filled(places: list[Places], own: int) -> Iterator[Tensor]:

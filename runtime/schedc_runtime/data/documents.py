@@ -67,7 +67,6 @@ def cumulative_lengths(documents: Tensor, most: int) -> Tensor:
     row, at most. The end is repeated for those that a row has not, so that all steps have one shape. Raises
     `RuntimeFault` for a row with more.
     """
-    rows, tokens = documents.shape
     begins = _begins(documents).cpu()
     counts = begins.sum(1)
     if int(counts.max()) > most:
@@ -76,11 +75,16 @@ def cumulative_lengths(documents: Tensor, most: int) -> Tensor:
             f"row {fullest} has {int(counts.max())} documents, what fills it up included, and there may be {most}",
             "raise `most`, or pack fewer documents into a row",
         )
+    return places_of(begins, most).to(documents.device)
+
+
+def places_of(begins: Tensor, most: int) -> Tensor:
+    """[rows, most + 1] int32 the places in each row where ``begins`` [rows, tokens] is true, and then the row's end."""
+    rows, tokens = begins.shape
     lengths = torch.full((rows, most + 1), tokens, dtype=torch.int32)
     row, place = begins.nonzero(as_tuple=True)
-    number = begins.cumsum(1)[row, place] - 1
-    lengths[row, number] = place.int()
-    return lengths.to(documents.device)
+    lengths[row, begins.cumsum(1)[row, place] - 1] = place.int()
+    return lengths
 
 
 def thd_inputs(tokens: Tensor, documents: Tensor, most: int) -> dict[str, Tensor]:

@@ -19,17 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.partition.example import CONTEXT, CU_SEQLENS
 from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.attentions import replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.exchanges import Gather
 from schedc_runtime.tensor_parallel.styles import Core
+from schedc_runtime.tensor_parallel.varlen_kernel import attend, kernel_takes, run_keys
 
 EXCHANGE = "context_exchange"
 """The name of the exchange in an attention."""
 _NAME = f"{REGISTERED}context"
-_MASKS = "_context_masks"
+_MASKS, _RUNS = "_context_masks", "_context_runs"
+"""Attributes of a batch's places: what all layers of a stage share."""
 
 
 class GatherKeys(Gather):
@@ -67,9 +69,11 @@ def context_attention(
 ) -> Any:
     """An attention function of Transformers. query, key, value: [B, heads, own, d].
 
-    options: with `CONTEXT`, as of `context_rows`. Raises `PartitionError` for a batch without it, or with a mask.
+    options: with `CONTEXT` and, for a kernel that takes it, `CU_SEQLENS`, as of `context_rows`. Raises `PartitionError`
+    for a batch without places, or with a mask.
     """
     places, exchange = options.pop(CONTEXT, None), module.get_submodule(EXCHANGE)
+    begins = options.pop(CU_SEQLENS, None)
     assert isinstance(exchange, GatherKeys)
     group = exchange.group
     if places is None:
@@ -87,7 +91,12 @@ def context_attention(
     (whole,) = exchange(None, torch.cat((key, value), -1))
     own = slice(group.rank * query.shape[2], (group.rank + 1) * query.shape[2])
     window = options.get("sliding_window")
-    masks = vars(places).setdefault(_MASKS, {})  # one for all layers of a stage
+    if begins is not None and kernel_takes(exchange.boolean, query, value, options):
+        if (runs := vars(places).get(_RUNS)) is None:
+            runs = vars(places)[_RUNS] = run_keys(places, begins, own)
+        whole = runs.of(whole)
+        return attend(query, whole[..., :width], whole[..., width:], runs.lengths, window, options), None
+    masks = vars(places).setdefault(_MASKS, {})
     mask = masks[window] = masks[window] if window in masks else context_mask(places, own, window)
     if not exchange.boolean:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)

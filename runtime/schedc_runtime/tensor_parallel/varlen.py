@@ -1,4 +1,4 @@
-"""Attention by documents: kernels that take where packed documents begin, and compute nothing across them.
+"""Attention by documents: a kernel takes where packed documents begin, and computes nothing across them.
 
     rows [B, T] of documents   ->   one row of B * T tokens, and where each document begins (THD, ``cu_seqlens``)
 
@@ -8,24 +8,20 @@ torch's `varlen_attn` computes those of documents alone. Where it cannot run, th
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.example import CU_SEQLENS
 from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.tensor_parallel.attentions import PlainAttention, replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.context import context_mask
+from schedc_runtime.tensor_parallel.varlen_kernel import Lengths, attend, flat, flat_lengths, kernel_takes
 
 _NAME = f"{REGISTERED}documents"
 _PLAIN = "documents_attention"
-_TYPES = (torch.bfloat16, torch.float16)
-_OTHERS = ("softcap", "s_aux", "position_bias")
-"""Options of attentions that the kernel has not."""
 
 
 def attend_by_documents(model: nn.Module) -> None:
@@ -57,8 +53,9 @@ def documents_attention(
         )
     plain: PlainAttention = getattr(module, _PLAIN)
     window = options.get("sliding_window")
-    if _kernel_takes(plain, query, value, options):
-        return _by_kernel(module, query, key, value, begins, window, options), None
+    if kernel_takes(plain.boolean, query, value, options):
+        tokens, runs = query.shape[2], flat_lengths(begins, query.shape[2])
+        return attend(query, flat(key), flat(value), Lengths(runs, runs, tokens, tokens), window, options), None
     mask = document_mask_of(begins, query.shape[2], window)
     if not plain.boolean:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
@@ -72,43 +69,3 @@ def document_mask_of(begins: Tensor, tokens: int, window: int | None = None) -> 
     places = torch.arange(tokens, device=begins.device, dtype=begins.dtype).expand(len(begins), -1).contiguous()
     document = torch.searchsorted(begins[:, 1:].contiguous(), places, right=True)
     return context_mask(torch.stack((begins.gather(1, document), places), 1), slice(0, tokens), window)
-
-
-def _kernel_takes(plain: PlainAttention, query: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
-    """Whether the kernel computes what the model's own function would."""
-    same = query.dtype in _TYPES and query.shape[-1] == value.shape[-1]
-    alike = plain.boolean and same and not options.get("dropout")
-    others = any(options.get(name) is not None for name in _OTHERS)
-    return alike and not others and query.device.type != "cpu" and not device_for(query.device).supports("triton")
-
-
-def _by_kernel(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    begins: Tensor,
-    window: int | None,
-    options: dict[str, Any],
-) -> Tensor:
-    """[B, T, heads, d] of torch's kernel. A bound of lengths is the row, so that the host waits for nothing."""
-    kernel: Any = import_module("torch.nn.attention.varlen").varlen_attn
-    rows, _, tokens, _ = query.shape
-    query, key, value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
-    lengths = flat_lengths(begins, tokens)
-    back = (-1 if window is None else window - 1, 0)
-    mixed: Tensor = kernel(
-        query, key, value, lengths, lengths, tokens, tokens, scale=options.get("scaling"), window_size=back,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    return mixed.view(rows, tokens, *mixed.shape[1:])
-
-
-def flat_lengths(begins: Tensor, tokens: int) -> Tensor:
-    """[rows * documents + 1] int32 where documents of rows, one behind the other, begin; the last is the end.
-
-    begins: [rows, documents + 1] of each row of ``tokens``. A document that is not there has no tokens.
-    """
-    first = torch.arange(len(begins), device=begins.device, dtype=torch.int32).mul(tokens).unsqueeze(1)
-    end = torch.full((1,), len(begins) * tokens, device=begins.device, dtype=torch.int32)
-    return torch.cat(((begins[:, :-1] + first).flatten().int(), end))

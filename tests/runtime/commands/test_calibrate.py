@@ -22,6 +22,7 @@ from schedc.cell.table import CellTable
 from schedc.cli import main as schedc_main
 from schedc.compiler import analyse
 from schedc.ir.json import program_to_json
+from schedc.load.library import Text
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc_runtime import Pipeline
@@ -44,8 +45,10 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.collectives import SoloCommunicator
+from support.needs import needs
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
+from support.tensor_cases import family
 from support.warm_command import run_schedc
 
 PLAN = """sched 1
@@ -331,6 +334,30 @@ def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ask for 512 processes" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run.main(["--program", str(path), "--topology", "2"])
+
+
+@needs("transformers")
+def test_what_one_process_does_not_run_whole_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any process is started for a plan; where the model is known for segments of its sequences."""
+    mine, (file, text) = (
+        ModuleType("mine"),
+        (tmp_path / "program.json", "plan a = 1f1b(P = 2, M = 2) {{ layers 2  {} }}"),
+    )
+    inputs = {"input_ids": torch.zeros(2, 8, dtype=torch.int64)}
+    mine.model = lambda: (family("llama", num_hidden_layers=2), next_token_loss, inputs, torch.zeros(2, 8))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    for line, said in (
+        ("parallel tp 2 cp 1 ep 1 dp 1", "the plan says tp 2, and calibrate measures whole layers on one process"),
+        ("parallel tp 1 cp 2 ep 1 dp 1", "the plan says cp 2, and calibrate measures whole layers on one process"),
+    ):
+        file.write_text(program_to_json(schedc.compile(Text(Source("a.sched", text.format(line))))))
+        assert calibrate.main(["--program", str(file)]) == 1
+        assert said in capsys.readouterr().err
+    file.write_text(program_to_json(schedc.compile("seq1f1b", P=1, M=2, k=4)))
+    assert calibrate.main(["--program", str(file), "--model", "mine:model"]) == 1
+    assert "sequences in 4 segments, and calibrate measures whole ones" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.data import cumulative_lengths, document_mask, thd_inputs
+from schedc_runtime.data.context import context_rows
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import partition
+from schedc_runtime.partition.example import CONTEXT, CU_SEQLENS
 from schedc_runtime.tensor_parallel import varlen
+from schedc_runtime.tensor_parallel.context import context_mask
+from schedc_runtime.tensor_parallel.varlen_kernel import attend, kernel_takes, run_keys
 from schedc_runtime.testing import pool
 from support.document_cases import packed
 from support.needs import needs
+from support.plain_varlen import plain_kernel
 from support.tensor_cases import family
 
 
@@ -24,9 +27,10 @@ from support.tensor_cases import family
 @pytest.mark.processes
 @pytest.mark.slow
 def test_documents_by_their_lengths_are_those_alone() -> None:
-    for told in pool(2).run("support.document_cases:by_lengths", timeout=240, names=["llama", "mistral"]):
-        assert set(told) == {"llama", "mistral"}
-        assert max(told.values()) <= 1e-14, told
+    """By masks and by the kernel, with windows, and the kernel over context ranks: every order of a cell alike."""
+    for cases in pool(4).run("support.context_cases:by_lengths", timeout=240, names=["mistral"]):
+        assert len(cases) == 3
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
 def test_lengths_have_one_shape_and_give_the_mask() -> None:
@@ -40,29 +44,9 @@ def test_lengths_have_one_shape_and_give_the_mask() -> None:
         cumulative_lengths(documents, 3)
 
 
-def _alone(
-    query: Tensor, key: Tensor, value: Tensor, begins: Tensor, _: Tensor, longest: int, __: int, **options: Any
-) -> Tensor:
-    """What torch's kernel gives, document by document; rows are [tokens, heads, d]."""
-    assert begins.dtype is torch.int32
-    assert options["window_size"][1] == 0
-    back, parts = options["window_size"][0], []
-    for first, end in pairwise(begins.tolist()):
-        assert end - first <= longest
-        rows = torch.arange(end - first)
-        seen = rows[:, None] >= rows
-        mask = seen if back < 0 else seen & (rows[:, None] - rows <= back)
-        q, k, v = (each[first:end].transpose(0, 1)[None] for each in (query, key, value))
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, mask, scale=options["scale"], enable_gqa=options["enable_gqa"]
-        )
-        parts.append(mixed[0].transpose(0, 1))
-    return torch.cat(parts)
-
-
 @needs("transformers")
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_kernel_is_given_what_the_mask_says(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_given_what_the_mask_says(window: int | None) -> None:
     """On a CPU, with attention document by document in the place of the kernel: heads in groups, with windows."""
     model: Any = family("llama", num_key_value_heads=2)
     varlen.attend_by_documents(model)
@@ -71,9 +55,8 @@ def test_the_kernel_is_given_what_the_mask_says(window: int | None, monkeypatch:
     given = {varlen.CU_SEQLENS: thd_inputs(tokens, documents, 5)[varlen.CU_SEQLENS], "sliding_window": window}
     query, key, value = (torch.randn(8, heads, 8, 8, dtype=torch.float64) for heads in (4, 2, 2))
     masked, _ = varlen.documents_attention(attention, query, key, value, scaling=0.3, **given)
-    monkeypatch.setattr(varlen, "_kernel_takes", lambda *_: True)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _alone)
-    by_kernel, _ = varlen.documents_attention(attention, query, key, value, scaling=0.3, **given)
+    with plain_kernel():
+        by_kernel, _ = varlen.documents_attention(attention, query, key, value, scaling=0.3, **given)
     assert by_kernel.shape == masked.shape
     assert torch.allclose(by_kernel, masked, atol=1e-14)
     with pytest.raises(PartitionError, match="does not say where documents begin"):
@@ -91,15 +74,41 @@ def test_a_mask_of_rows_beside_documents_is_refused() -> None:
 
 
 def test_the_kernel_is_not_asked_for_what_it_has_not() -> None:
-    plain = varlen.PlainAttention("a", _alone, True)
     query = torch.zeros(1, 2, 4, 8, dtype=torch.bfloat16, device="meta")
     wide = torch.zeros(1, 2, 4, 16, dtype=torch.bfloat16, device="meta")
     for made in (
-        (plain._replace(boolean=False), query, query, {}),
-        (plain, query.double(), query, {}),
-        (plain, query, wide, {}),
-        (plain, query, query, {"softcap": 30.0}),
-        (plain, query, query, {"dropout": 0.1}),
-        (plain, torch.zeros(1, 2, 4, 8, dtype=torch.bfloat16), query, {}),
+        (False, query, query, {}),
+        (True, query.double(), query, {}),
+        (True, query, wide, {}),
+        (True, query, query, {"softcap": 30.0}),
+        (True, query, query, {"dropout": 0.1}),
+        (True, torch.zeros(1, 2, 4, 8, dtype=torch.bfloat16), query, {}),
     ):
-        assert not varlen._kernel_takes(*made)
+        assert not kernel_takes(*made)
+
+
+@pytest.mark.parametrize(("ranks", "window"), [(2, None), (2, 3), (3, None), (4, 2)])
+def test_runs_of_context_ranks_attend_to_what_the_mask_says(ranks: int, window: int | None) -> None:
+    """Long and short documents, ranks that are filled up, heads in groups; with gradients of all keys."""
+    lengths = ((9, 17, 3, 1), (30,), (1,) * 30, (11, 2, 8))
+    documents = torch.full((len(lengths), 30), 40, dtype=torch.int32)
+    for row, each in enumerate(lengths):
+        documents[row, : sum(each)] = torch.repeat_interleave(torch.tensor(each)).int()
+    tokens = torch.arange(120).view(4, 30)
+    for rank in range(ranks):
+        rows = context_rows(tokens, documents, tokens, ranks=ranks, rank=rank, multiple=4, most=31).inputs
+        own = rows["input_ids"].shape[1]
+        mine, places = slice(rank * own, (rank + 1) * own), rows[CONTEXT]
+        query = torch.randn(4, 4, own, 8, dtype=torch.float64)
+        key, value = (torch.randn(4, 2, ranks * own, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        inside = (places[:, 1, mine] >= 0)[:, :, None, None]
+        mask = context_mask(places, mine, window)
+        masked = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
+        masked = masked.transpose(1, 2) * inside
+        runs = run_keys(places, rows[CU_SEQLENS], mine)
+        with plain_kernel():
+            mixed = attend(query, runs.of(key), runs.of(value), runs.lengths, window, {"scaling": 0.3}) * inside
+        assert torch.allclose(mixed, masked, atol=1e-14)
+        weight = torch.randn_like(mixed)
+        expected, got = (torch.autograd.grad((each * weight).sum(), (key, value)) for each in (masked, mixed))
+        assert all(torch.allclose(*pair, atol=1e-13) for pair in zip(got, expected, strict=True))
