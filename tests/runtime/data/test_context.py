@@ -10,7 +10,7 @@ from torch import Tensor
 from schedc_runtime.data.context import context_rows, context_work, dealt_places
 from schedc_runtime.data.documents import IGNORED, document_positions, next_tokens
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.partition.example import CONTEXT
+from schedc_runtime.partition.example import CONTEXT, CU_SEQLENS
 
 
 def rows_of(lengths: list[list[int]]) -> Tensor:
@@ -91,3 +91,15 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
     documents = rows_of([[4]])
     with pytest.raises(RuntimeFault, match="context rank 2 of 2"):
         context_rows(documents, documents, documents.long(), ranks=2, rank=2)
+
+
+def test_runs_of_own_tokens_end_with_their_document_and_with_gaps() -> None:
+    """A document of 7 tokens: rank 0 has the places 0, 1 and 6, and rank 1 those between. What fills up is one run."""
+    documents = rows_of([[7, 1]])
+    given = [documents.long(), documents, documents.long()]
+    runs = [context_rows(*given, ranks=2, rank=rank, multiple=8, most=2).inputs[CU_SEQLENS] for rank in range(2)]
+    assert runs[0].dtype is torch.int32
+    assert [each.tolist() for each in runs] == [[[0, 2, 3, 4, 8, 8]], [[0, 4, 8, 8, 8, 8]]]
+    assert CU_SEQLENS not in context_rows(*given, ranks=2, rank=0).inputs
+    with pytest.raises(RuntimeFault, match="row 0 has 2 documents, what fills it up included, and there may be 1"):
+        context_rows(*given, ranks=2, rank=0, most=1)

@@ -107,8 +107,22 @@ def test_runs_of_context_ranks_attend_to_what_the_mask_says(ranks: int, window: 
         masked = masked.transpose(1, 2) * inside
         runs = run_keys(places, rows[CU_SEQLENS], mine)
         with plain_kernel():
-            mixed = attend(query, runs.of(key), runs.of(value), runs.lengths, window, {"scaling": 0.3}) * inside
+            mixed = attend(query, runs.of(key), runs.of(value), runs.lengths, window, {"scaling": 0.3})
+        row, filled = (~inside[:, :, 0, 0]).nonzero(as_tuple=True)
+        fills = value[row, :, (places[row, 1] < 0).long().cumsum(1).argmax(1)]
+        assert torch.allclose(mixed[row, filled], fills.repeat_interleave(2, 1), atol=1e-14)
+        mixed = mixed * inside
         assert torch.allclose(mixed, masked, atol=1e-14)
         weight = torch.randn_like(mixed)
         expected, got = (torch.autograd.grad((each * weight).sum(), (key, value)) for each in (masked, mixed))
         assert all(torch.allclose(*pair, atol=1e-13) for pair in zip(got, expected, strict=True))
+
+
+def test_there_is_room_for_the_keys_of_uneven_slices() -> None:
+    """Two documents of 6 tokens, of which one rank has the first and the last slice: 16 keys for 6 tokens."""
+    place = torch.tensor([[0, 1, 5, 6, 7, 11, 2, 3, 4, 8, 9, 10]])
+    places = torch.stack((place // 6 * 6, place), 1)
+    runs = run_keys(places, torch.tensor([[0, 2, 3, 5, 6, 6]]), slice(0, 6))
+    assert runs.lengths.keys.tolist() == [0, 2, 8, 10, 16, 16]
+    assert place[0, runs.copied[:16]].tolist() == [0, 1, *range(6), 6, 7, *range(6, 12)]
+    assert runs.beyond.tolist() == [False] * 16 + [True] * (len(runs.copied) - 16)
