@@ -94,12 +94,12 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
 
 
 def test_runs_of_own_tokens_end_with_their_document_and_with_gaps() -> None:
-    """A document of 7 tokens: rank 0 has the places 0, 1 and 6, and rank 1 those between. What fills up is one run."""
+    """A document of 7 tokens: rank 0 has the places 2 to 5, and rank 1 the others. What fills up is one run."""
     documents = rows_of([[7, 1]])
     given = [documents.long(), documents, documents.long()]
     runs = [context_rows(*given, ranks=2, rank=rank, multiple=8, most=2).inputs[CU_SEQLENS] for rank in range(2)]
     assert runs[0].dtype is torch.int32
-    assert [each.tolist() for each in runs] == [[[0, 2, 3, 4, 8, 8]], [[0, 4, 8, 8, 8, 8]]]
+    assert [each.tolist() for each in runs] == [[[0, 4, 8, 8, 8, 8]], [[0, 2, 3, 4, 8, 8]]]
     assert CU_SEQLENS not in context_rows(*given, ranks=2, rank=0).inputs
     with pytest.raises(RuntimeFault, match="row 0 has 2 documents, what fills it up included, and there may be 1"):
         context_rows(*given, ranks=2, rank=0, most=1)
