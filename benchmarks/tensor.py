@@ -23,7 +23,9 @@ above 1e-14, or with unequal bits.
                  refused: of families whose layers hand no keywords to their attention
     axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, and rows of one
                  document
-    documents    packed rows on tensor ranks and on replicas, against each document alone
+    documents    packed rows on tensor ranks and on replicas, against each document alone; of some families also by
+                 `cu_seqlens` (THD), with masks of them, with a kernel's place taken by attention run by run, and with
+                 it on two context ranks
     segments     packed rows in four segments, on two pipeline ranks times ``--tensor``: seq1f1b, a split backward, and
                  20 random legal orders, whose bits are compared
     vocabulary   the loss of own columns of the logits, in chunks, with the head tied to the embedding and not. logits:
@@ -60,6 +62,7 @@ os.environ["SCHEDC_SWEEP"] = "full"  # ranks try every order of a cell
 
 from tensor_costs import byte_cases, judge_bytes, judge_step, step_cases
 
+from support.context_cases import BY_LENGTHS
 from support.finished_cases import FinishedCases
 from support.loaded_models import load_for_ranks
 from support.segment_cases import MODELS as SEGMENTED
@@ -193,6 +196,13 @@ def _axes(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
                 yield {"function": "context_cases:planned", **own}
 
 
+def _documents(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for case in _by_family("document_cases:documents", options):
+        yield case
+        if case["names"][0] in BY_LENGTHS:
+            yield case | {"function": "context_cases:by_lengths"}
+
+
 def _states(_: argparse.Namespace) -> Iterable[dict[str, Any]]:
     for name in ("tensor_cases:states", "tensor_expert_cases:expert_states", "tensor_run_cases:kept_states"):
         yield {"function": name, "folder": ""}
@@ -214,7 +224,7 @@ WORDS = {
     "sums": Word(lambda _: [{"function": "tensor_cases:toys"}], _once),
     "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), _exact_or_refused, 4),
     "axes": Word(_axes, processes=4),
-    "documents": Word(lambda o: _by_family("document_cases:documents", o)),
+    "documents": Word(_documents),
     "segments": Word(_segmented, processes=2),
     "vocabulary": Word(lambda o: _by_family("vocabulary_cases:families", o, "schedules"), _own_columns),
     "compile": Word(lambda o: _each("tensor_run_cases:compiled", o), _compiled),

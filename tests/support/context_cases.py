@@ -94,6 +94,8 @@ def sequences(
     return cases
 
 
+BY_LENGTHS = ("llama", "qwen3", "mistral", "phi3")
+"""Families whose attention has no caps of logits, which a kernel by lengths has not."""
 MOST = 5
 """Documents of a packed row, what fills it up included."""
 
