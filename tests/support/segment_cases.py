@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.ir.placement import linear
-from schedc.ir.plan import Level, Recompute
+from schedc.ir.plan import Host, Level, Offload, Recompute
 from schedc.ir.program import Program
 from schedc.load.library import Text
 from schedc.plan import Plan
@@ -245,6 +245,8 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return batches | {
         "compile": told(compile={"backend": "aot_eager"}),
         "graphs": told(cut=Cut(graphs=True)),
+        "offload": told(plan=Plan(host=Host(2e11, 5e10, 5e10), offload=(Offload("all"),))),
+        "slices": told(plan=Plan(slices=(2,) * DEPTH)),
         "shift": told(loss_fn=ChunkedLoss("lm_head", shift=True)),
         "mean": told((batch, targets), loss_fn=lambda output, labels: output["logits"].sum()),
         "state": told(model=_with_layers(deepcopy(small), "linear_attention")),

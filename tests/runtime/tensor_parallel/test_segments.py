@@ -71,6 +71,8 @@ def test_what_segments_do_not_serve_is_refused() -> None:
     for told in pool(2).run(f"{CASES}:refusals", timeout=240):
         assert "sequences in 4 segments and compile=" in told["compile"]
         assert "sequences in 4 segments and graphs=" in told["graphs"]
+        assert "sequences in 4 segments and `offload` in the plan" in told["offload"], told["offload"]
+        assert "sequences in 4 segments and `slices` in the plan" in told["slices"], told["slices"]
         assert "shift=True" in told["shift"]
         assert "returned a mean" in told["mean"]
         assert "`position_ids`" in told["positions"]
