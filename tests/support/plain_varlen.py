@@ -53,7 +53,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """What no run has gets gradients that are no numbers, as a kernel that does not write them leaves them."""
+    """Keys of no run get NaN: a kernel may leave their gradients as they were in memory."""
     *three, begins, key_begins = ctx.saved_tensors
     with torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in three]

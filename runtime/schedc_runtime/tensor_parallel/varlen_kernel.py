@@ -88,7 +88,7 @@ class RunKeys(NamedTuple):
 
 
 def run_keys(places: Tensor, begins: Tensor, own: slice) -> RunKeys:
-    """The keys that each run of own tokens attends to: its document's, up to its own last one.
+    """The keys that each run of own tokens attends to: those of the document, up to the run's last token.
 
     places: [rows, 2, tokens] as of `context_rows`. begins: [rows, runs + 1] where runs of own tokens begin. own: where
     they lie among ``tokens``. What fills a rank up attends to as many copies of a token that fills up.
