@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import nn
 
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.huggingface import FAMILIES
 from schedc_runtime.ranks.exchange import RoutingLayer
 
 
@@ -171,9 +172,7 @@ def styled_modules(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Styled
         if style not in STYLES and (fits or _is_parameter(model, pattern)):
             raise RuntimeFault(
                 f"the plan of styles has `{pattern}: {style}`, and a pipeline does not carry out the style `{style}`",
-                "replace expert layers by ours, which stay whole: schedc_runtime.moe.huggingface.swap_experts(model)"
-                if "experts" in pattern.split(".")
-                else f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
+                _other_than(pattern, getattr(getattr(model, "config", None), "model_type", "")),
             )
         if not fits and _is_parameter(model, pattern):
             raise RuntimeFault(
@@ -200,6 +199,15 @@ def _matches(name: str, pattern: str) -> bool:
     """Whether a name fits a pattern word by word."""
     words, wanted = name.split("."), pattern.split(".")
     return len(words) == len(wanted) and all(map(fnmatchcase, words, wanted))
+
+
+def _other_than(pattern: str, kind: str) -> str:
+    """What to write in place of an unknown style. kind: the family of the model; "" where it says none."""
+    if "experts" not in pattern.split("."):
+        return f"write one of {', '.join(STYLES)}; or take one tensor rank for this model"
+    if kind in FAMILIES:
+        return "replace expert layers by ours, which stay whole: schedc_runtime.moe.huggingface.swap_experts(model)"
+    return f"take one tensor rank, or a model whose expert layers can be replaced by ours: {', '.join(FAMILIES)}"
 
 
 def _is_parameter(model: nn.Module, pattern: str) -> bool:
