@@ -55,7 +55,7 @@ def _deepseek_v3(config: Any) -> RouterConfig:
     )
 
 
-FAMILIES: dict[str, Callable[[Any], RouterConfig]] = {
+_FAMILIES: dict[str, Callable[[Any], RouterConfig]] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
@@ -79,11 +79,11 @@ def swap_experts(model: nn.Module, *, balance: float = 0.0) -> list[str]:
     """
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
-    if kind not in FAMILIES:
-        raise RuntimeFault(f"the expert layers of a `{kind}` are not known", f"known: {', '.join(FAMILIES)}")
+    if kind not in _FAMILIES:
+        raise RuntimeFault(f"the expert layers of a `{kind}` are not known", f"known: {', '.join(_FAMILIES)}")
     if config.hidden_act != "silu":
         raise RuntimeFault(f"hidden_act=`{config.hidden_act}`", "our experts have silu only")
-    routing = replace(FAMILIES[kind](config), balance=balance)
+    routing = replace(_FAMILIES[kind](config), balance=balance)
     names = [name for name, module in model.named_modules() if _is_expert_layer(module)]
     for name in names:
         parent, _, last = name.rpartition(".")

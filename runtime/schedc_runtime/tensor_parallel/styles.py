@@ -14,7 +14,6 @@ from typing import NamedTuple
 from torch import nn
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.huggingface import FAMILIES
 from schedc_runtime.ranks.exchange import RoutingLayer
 
 
@@ -172,7 +171,10 @@ def styled_modules(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Styled
         if style not in STYLES and (fits or _is_parameter(model, pattern)):
             raise RuntimeFault(
                 f"the plan of styles has `{pattern}: {style}`, and a pipeline does not carry out the style `{style}`",
-                _other_than(pattern, getattr(getattr(model, "config", None), "model_type", "")),
+                "replace expert layers by ours, which stay whole: schedc_runtime.moe.huggingface.swap_experts(model);"
+                " or, for a family that it does not know, take one tensor rank"
+                if "experts" in pattern.split(".")
+                else f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
             )
         if not fits and _is_parameter(model, pattern):
             raise RuntimeFault(
@@ -199,15 +201,6 @@ def _matches(name: str, pattern: str) -> bool:
     """Whether a name fits a pattern word by word."""
     words, wanted = name.split("."), pattern.split(".")
     return len(words) == len(wanted) and all(map(fnmatchcase, words, wanted))
-
-
-def _other_than(pattern: str, kind: str) -> str:
-    """What to write in place of an unknown style. kind: the family of the model; "" where it says none."""
-    if "experts" not in pattern.split("."):
-        return f"write one of {', '.join(STYLES)}; or take one tensor rank for this model"
-    if kind in FAMILIES:
-        return "replace expert layers by ours, which stay whole: schedc_runtime.moe.huggingface.swap_experts(model)"
-    return f"take one tensor rank, or a model whose expert layers can be replaced by ours: {', '.join(FAMILIES)}"
 
 
 def _is_parameter(model: nn.Module, pattern: str) -> bool:

@@ -23,7 +23,7 @@ from schedc_runtime.tensor_parallel.styles import styles_of
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.gradient_errors import error_of
 from support.needs import needs
-from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, family, toy
+from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
 
 
 def split(model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0) -> SplitProducts:
@@ -68,11 +68,10 @@ def test_expert_layers_of_transformers_are_replaced_first() -> None:
 
     config = transformers.MixtralConfig(**{**SIZES, "num_local_experts": 4})
     model = transformers.MixtralForCausalLM(config)
-    with pytest.raises(RuntimeFault, match=r"mlp.experts.*packed_colwise.*(\n.*)*swap_experts\(model\)"):
+    with pytest.raises(
+        RuntimeFault, match=r"mlp.experts.*packed_colwise.*(\n.*)*swap_experts\(model\).*one tensor rank"
+    ):
         split(model, model._tp_plan)
-    other = family("olmoe", num_experts=4, num_hidden_layers=1)
-    with pytest.raises(RuntimeFault, match=r"mlp.experts.*packed_colwise.*(\n.*)*one tensor rank.*mixtral, qwen3_moe"):
-        split(other, other._tp_plan)
 
 
 def test_a_model_without_a_head() -> None:
