@@ -18,7 +18,7 @@ from schedc_runtime.partition.example import CU_SEQLENS
 from schedc_runtime.partition.refusals import REGISTERED
 from schedc_runtime.tensor_parallel.attentions import PlainAttention, replace_attentions, takes_function
 from schedc_runtime.tensor_parallel.context import context_mask
-from schedc_runtime.tensor_parallel.varlen_kernel import Lengths, attend, flat, flat_lengths, kernel_takes
+from schedc_runtime.tensor_parallel.varlen_kernel import RunBegins, attend, flat, flat_lengths, kernel_takes
 
 _NAME = f"{REGISTERED}documents"
 _PLAIN = "documents_attention"
@@ -55,7 +55,7 @@ def documents_attention(
     window = options.get("sliding_window")
     if kernel_takes(plain.boolean, query, value, options):
         tokens, runs = query.shape[2], flat_lengths(begins, query.shape[2])
-        return attend(query, flat(key), flat(value), Lengths(runs, runs, tokens, tokens), window, options), None
+        return attend(query, flat(key), flat(value), RunBegins(runs, runs, tokens, tokens), window, options), None
     mask = document_mask_of(begins, query.shape[2], window)
     if not plain.boolean:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)

@@ -24,14 +24,17 @@ _OTHERS = ("softcap", "s_aux", "position_bias")
 
 
 def kernel_takes(boolean: bool, query: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
-    """Whether the kernel computes what the model's own function would. boolean: as of a `PlainAttention`."""
+    """Whether the kernel computes what the model's own function would. boolean: as of a `PlainAttention`.
+
+    query, value: [B, heads, T, d].
+    """
     same = query.dtype in _TYPES and query.shape[-1] == value.shape[-1]
     alike = boolean and same and not options.get("dropout")
     others = any(options.get(name) is not None for name in _OTHERS)
     return alike and not others and query.device.type != "cpu" and not device_for(query.device).supports("triton")
 
 
-class Lengths(NamedTuple):
+class RunBegins(NamedTuple):
     """Where queries and keys of each run begin, and the last ones end: [runs + 1] int32. most: tokens of a run."""
 
     queries: Tensor
@@ -41,7 +44,7 @@ class Lengths(NamedTuple):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, window: int | None, options: dict[str, Any]
+    query: Tensor, key: Tensor, value: Tensor, lengths: RunBegins, window: int | None, options: dict[str, Any]
 ) -> Tensor:
     """[B, T, heads, d] of torch's kernel. query: [B, heads, T, d]. key, value: [keys, heads, d] of all rows.
 
@@ -78,7 +81,7 @@ class RunKeys(NamedTuple):
     copied: [keys] index of each among the tokens of all rows. beyond: [keys] bool, whether it is of no run.
     """
 
-    lengths: Lengths
+    lengths: RunBegins
     copied: Tensor
     beyond: Tensor
 
@@ -106,7 +109,7 @@ def run_keys(places: Tensor, begins: Tensor, own: slice) -> RunKeys:
     beyond = at >= keys[-1]
     column = torch.where(beyond | fills.flatten()[run], tokens, document.flatten()[run] + at - keys[run])
     copied = run // runs * tokens + _tokens_by_place(places[:, 1])[run // runs, column]
-    return RunKeys(Lengths(flat_lengths(begins, size), keys.int(), size, tokens), copied, beyond)
+    return RunKeys(RunBegins(flat_lengths(begins, size), keys.int(), size, tokens), copied, beyond)
 
 
 def _tokens_by_place(place: Tensor) -> Tensor:

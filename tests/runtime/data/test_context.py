@@ -94,7 +94,7 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
 
 
 def test_runs_of_own_tokens_end_with_their_document_and_with_gaps() -> None:
-    """A document of 7 tokens: rank 0 has the places 2 to 5, and rank 1 the others. What fills up is one run."""
+    """A document of 7 tokens: rank 0 has the places 2 to 5, and rank 1 the others."""
     documents = rows_of([[7, 1]])
     given = [documents.long(), documents, documents.long()]
     runs = [context_rows(*given, ranks=2, rank=rank, multiple=8, most=2).inputs[CU_SEQLENS] for rank in range(2)]
