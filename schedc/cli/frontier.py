@@ -80,4 +80,7 @@ def check_scaled(costs: Costs, what: str) -> None:
     given += [name for name in scaled if not isinstance(getattr(costs, name), float | int)]
     if given:
         named = ", ".join(f"`{name}`" for name in given)
-        raise click.UsageError(f"{what} is of one F, I, W and p2p for all stages, not of {named}")
+        raise click.UsageError(
+            f"{what} is of one F, I, W and p2p for all stages, not of {named}; `schedc check NAME` prices one schedule"
+            " under all costs"
+        )

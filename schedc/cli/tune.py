@@ -109,6 +109,7 @@ def tune_command(
     if further:
         tell_rule(schedule, sizes, further, seconds, output, as_json)
         return
+    _check_whole_ops(costs)
     search = _search(pairs, split, objective)
     effort = _effort(seconds, work, workers, random_seed)
     with failures_told("schedc.tune", as_json):
@@ -124,6 +125,17 @@ def tune_command(
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         write_note(f"wrote {output}")
+
+
+def _check_whole_ops(costs: Costs) -> None:
+    """Refuses a cost file with the insides of cells alone, which the search does not see."""
+    if costs.cell is None:
+        return
+    if not costs.given & {"F", "I", "W", "B"}:
+        raise click.UsageError(
+            "tune orders whole ops, and these costs have the insides of cells alone: give F, I, W and FB in [ops] too"
+        )
+    write_note("the search sees [ops] alone, not the insides of cells in [cell]")
 
 
 def _search(pairs: str, split: bool, objective: str) -> Callable[..., TuningResult]:

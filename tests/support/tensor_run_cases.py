@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 
 import schedc
+from schedc.plan import Method, Plan
 from schedc_runtime import Checkpoints, Mesh, Pipeline, deferred
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.saved.form import COMMIT, step_folder
 from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
@@ -141,6 +144,29 @@ def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
         pipe.close()
     said = [str(each.message) for each in caught if "torch.compile" in str(each.message)]
     return {"error": max(errors), "equal": len(bits) == 1, "compiled": count, "said": said}
+
+
+def latent_transformer(rank: int, world: int) -> list[float]:
+    """Errors of loss and gradients of our own transformer by its own styles: a dense block, and one with experts."""
+    tokens, labels = batch()
+    torch.manual_seed(0)
+    routing = RouterConfig(experts=8, top=2)
+    model = MoETransformer(MoEConfig(64, 32, dense_blocks=1, moe_blocks=1, routing=routing)).double()
+    plain, total = deepcopy(model), 0.0
+    for part, wanted in zip(tokens.chunk(4), labels.chunk(4), strict=True):
+        loss = loss_fn(plain(part), wanted) / 4
+        loss.backward()
+        total += loss.item()
+    pipe = Pipeline(
+        model, schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, experts=2, tensor=2), example=tokens[:2],
+        plan=Plan(method=Method.FLAT), timeout=60.0,
+    )  # fmt: skip
+    got = pipe.step(tokens, labels).item()
+    gradients = {name: each.grad for name, each in plain.named_parameters() if each.grad is not None}
+    assert any(part.tensor_parallel[1] == 2 for part in pipe.parameters() if hasattr(part, "tensor_parallel"))
+    errors = [error_of(pipe, gradients), abs(got - total) / total]
+    pipe.close()
+    return errors
 
 
 def too_few_heads(rank: int, world: int, name: str) -> dict[str, Any]:

@@ -73,6 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
         plan = with_overrides(toy_plan(program.plan), options)
         mesh = mesh_here(plan, program)
+        if options.check == "bitwise" and mesh.tensor > 1:
+            raise RuntimeFault(
+                f"--check bitwise and {mesh.tensor} tensor ranks: parts of a sum add up in another order than one"
+                " process adds",
+                "leave out --check, or write `tp 1` in the plan",
+            )
         if options.restarts and mesh.size == 1:
             parser.error("--restarts starts other processes again, and this program has one")
         if not launched() and mesh.size > 1 and not options.in_process:
@@ -190,7 +196,7 @@ def _write_trace(pipe: Pipeline, traced: Sequence[tuple[Program, Intervals]], pa
 
 
 def _say(pipe: Pipeline, text: str) -> None:
-    if pipe.rank == pipe.replica == 0:
+    if pipe.places[0] == (0, 0, 0):
         print(text, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Small models that the commands train and measure: a GPT, and a transformer with experts like DeepSeek-V3's."""
+"""Small models that the commands train and measure: a GPT, and a transformer like DeepSeek-V3's."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class Subject(NamedTuple):
 def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespace) -> Subject:
     """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan if it has them.
 
+    Tensor ranks share a transformer in place of a GPT, which has no plan of styles. It has experts if the plan has.
+
     options: those of `schedc_runtime.commands.options.add_sizes`. Every process gets the same weights.
     """
     torch.manual_seed(options.seed)
@@ -52,10 +54,11 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
         return _predicting(layout, plan, options, dense=kind == "gpt")
     blocks = layout.layers + layout.total(PartKind.MTP) if layout else program.stages
     blocks = options.blocks or blocks
-    if kind == "gpt":
+    shared = plan.parallel is not None and plan.parallel.tp > 1
+    if kind == "gpt" and not shared:
         model: nn.Module = GPT(GPTConfig(VOCAB, options.width, blocks=blocks, context=options.tokens))
     else:
-        dense = min(options.dense, blocks)
+        dense = blocks if kind == "gpt" else min(options.dense, blocks)
         model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
     chunked = plan.loss is not None and plan.loss.form != "whole"
     loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss
@@ -104,10 +107,10 @@ def users_model(named: str) -> Subject:
 
 
 def toy_plan(plan: Plan) -> Plan:
-    """The plan without its model's sizes, which a toy model does not have: columns, tokens, batch, words, types."""
+    """The plan without sizes of its model, which a toy model lacks: columns, bytes, tokens, batch, words, types."""
     experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
     loss = None if plan.loss is None else replace(plan.loss, vocab=0)
-    return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss, batch=None)
+    return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss, batch=None, attention=0.0)
 
 
 def counted_model(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,8 @@ class LatentAttention(nn.Module):
         query = self.query_up(self.query_norm(self.query_down(x)))
         latent, turned = self.latent_down(x).split((c.key_value_rank, c.rotary), -1)
         pair = self.latent_up(self.latent_norm(latent))
-        query, key, value = heads_of_latents(query, turned, pair, c.heads, c.plain)
+        heads = pair.shape[-1] // (c.plain + c.value)  # a tensor rank has a part of all heads
+        query, key, value = heads_of_latents(query, turned, pair, heads, c.plain)
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return joined
@@ -153,8 +154,20 @@ class MoETransformer(nn.Module):
     With multi-token prediction the result is a pair. The second element, [batch, tokens - 1, vocab], predicts the token
     after the next. With ``predictions`` the result is a tuple, whose element k is [batch, tokens - k, vocab].
     ``documents`` of packed rows keep attention inside of documents, as those of `models.gpt.GPT` do.
-    after the next. With ``predictions`` the result is a tuple, whose element k is [batch, tokens - k, vocab].
     """
+
+    _tp_plan: ClassVar = {
+        "embedding": "embedding_rowwise",
+        "blocks.*.attention.query_up": "colwise",
+        "blocks.*.attention.latent_down": "mla_kv_a_proj",
+        "blocks.*.attention.latent_up": "colwise",
+        "blocks.*.attention.out": "rowwise",
+        "blocks.*.mlp.gate": "colwise",
+        "blocks.*.mlp.up": "colwise",
+        "blocks.*.mlp.down": "rowwise",
+        "head": "colwise_gather_output",
+    }
+    """How tensor ranks split the model, in the styles of Transformers. Experts and shared experts stay whole."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()

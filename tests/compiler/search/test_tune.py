@@ -32,6 +32,7 @@ from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from support.needs import needed
+from support.paths import ROOT
 from support.random_schedules import random_schedule
 from support.sweeps import halved
 
@@ -338,8 +339,11 @@ def test_a_refusal_is_a_finding_and_also_json() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--memory", "much"), ("--memory", "1,2"), ("--memory", "nan"), ("--time", "0"), ("--time", "3", "--effort", "3")],
-)
+    [
+        ("--memory", "much"), ("--memory", "1,2"), ("--memory", "nan"), ("--time", "0"),
+        ("--time", "3", "--effort", "3"), ("--cost-file", str(ROOT / "examples" / "costs" / "cells.toml")),
+    ],
+)  # fmt: skip
 def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
     result = schedc("tune", "1f1b", *arguments)
     assert result.exit_code == 2, result.output

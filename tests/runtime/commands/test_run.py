@@ -1,14 +1,21 @@
-"""`schedc run`: options that would do nothing are refused."""
+"""`schedc run`: options that would do nothing are refused, and small models fit their plans."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 import schedc
+from schedc.diagnostics import Source
+from schedc.inputs import Text
+from schedc.ir.contradictions import first_contradiction
 from schedc.ir.json import program_to_json
 from schedc_runtime.commands.run import main
+from schedc_runtime.commands.toy_models import toy_model, toy_plan
+from schedc_runtime.models.moe_transformer import MoETransformer
+from schedc_runtime.moe.layer import MoELayer
 
 
 @pytest.mark.parametrize(
@@ -29,3 +36,35 @@ def test_options_of_checkpoints_that_would_do_nothing_are_refused(
     with pytest.raises(SystemExit):
         main(["--program", str(path), *options])
     assert why in capsys.readouterr().err
+
+
+SHARED = """sched 1
+plan shared = 1f1b(P = 2, M = 4) {
+  layers 4
+  experts 8 top 2 width 16 hidden 32
+  attention 25 KB
+  tokens 64 dtype bf16
+  parallel tp 2 of attention ep 2 dp 1
+}
+"""
+
+
+def test_a_plan_with_tensor_ranks_has_no_bits_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = schedc.compile(Text(Source("shared.sched", SHARED)))
+    path = tmp_path / "program.json"
+    path.write_text(program_to_json(program))
+    assert main(["--program", str(path), "--check", "bitwise"]) == 1
+    assert "--check bitwise and 2 tensor ranks" in capsys.readouterr().err
+    assert first_contradiction(toy_plan(program.plan)) == ""
+
+
+def test_tensor_ranks_share_a_transformer_with_styles() -> None:
+    text = SHARED.replace("  experts 8 top 2 width 16 hidden 32\n  attention 25 KB\n", "")
+    text = text.replace(" of attention ep 2", "")
+    program = schedc.compile(Text(Source("shared.sched", text)))
+    options = argparse.Namespace(seed=0, blocks=None, dense=0, width=32, tokens=8, rows=1)
+    model = toy_model("gpt", program, toy_plan(program.plan), options).model
+    assert isinstance(model, MoETransformer)
+    assert [isinstance(block.mlp, MoELayer) for block in model.blocks] == [False] * 4

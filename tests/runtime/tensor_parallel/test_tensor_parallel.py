@@ -43,6 +43,11 @@ def test_tensor_ranks_with_other_batches_are_refused(ranks: list[dict[str, Any]]
         assert "tensor rank 1" in refused
 
 
+def test_our_own_transformer_trains_by_its_own_styles() -> None:
+    """Latent attention and a dense MLP are split, experts and the shared one are whole."""
+    assert max(max(errors) for errors in pool(4).run(f"{RUN_CASES}:latent_transformer", timeout=240)) <= 1e-14
+
+
 @pytest.mark.sweep
 @needs("transformers")
 def test_models_of_transformers_train_by_their_own_plans() -> None:
