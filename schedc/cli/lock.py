@@ -35,11 +35,12 @@ def lock_command(
     """Keep figures of schedules, to see what changes them.
 
     The file has makespan, bubble, peaks, verdicts on claims, and a digest of the order of each SCHEDULE at these sizes
-    and costs. A SCHEDULE that is in the file at other sizes or costs stays there. Without SCHEDULE all figures of the
-    file are made anew.
+    and costs. A folder is all its .sched files. A SCHEDULE that is in the file at other sizes or costs stays there.
+    Without SCHEDULE all figures of the file are made anew.
 
     `--check` makes them anew, too, and compares. Paths are as seen from the current folder.
     """
+    from schedc.cli.many import files_of
     from schedc.report.locked import LockedCase, locked_figures, moved_figures, to_toml
     from schedc.step.costs.costs import Costs
 
@@ -54,7 +55,7 @@ def lock_command(
         sys.exit(FINDINGS if lines else 0)
     with asked():
         Costs.from_options(cost_options)
-    cases = [LockedCase(name, sizes, cost_options) for name in schedules] or [case for case, _ in kept]
+    cases = [LockedCase(name, sizes, cost_options) for name in files_of(schedules)] or [case for case, _ in kept]
     rows = {case.key: (case, told) for case, told in kept}
     rows |= {case.key: (case, told) for case, told in map(locked_figures, cases)}
     write(to_toml(rows.values()), path)

@@ -65,10 +65,10 @@ def _is_folder(given: Any) -> bool:
 
 
 def _mend(given: Iterable[Any]) -> None:
-    """Write the safe edits into the files, and say on stderr which ones."""
+    """Write the safe edits into the files. Say on stderr which ones, and which edits are left to a person."""
     from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
-    from schedc.fixes import mended
+    from schedc.fixes import fix_of, mended
 
     paths = [Path(each) for each in given if isinstance(each, str)]
     if strangers := [str(each) for each in given if not isinstance(each, str) or not Path(each).exists()]:
@@ -80,6 +80,10 @@ def _mend(given: Iterable[Any]) -> None:
             continue  # the check reports files that cannot be read
         for each in done:
             click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
+        for each in findings(text):
+            if (fix := fix_of(each)) is not None and not fix.safe:
+                left = f"left {path}:{each.primary.span}: {each.code} {each.message}"
+                click.echo(f"{left} (an edit that may mean something else: {fix.title})", err=True)
         if done:
             path.write_text(text.text, encoding="utf-8", newline="\n")
 
@@ -95,6 +99,11 @@ def _told(form: str) -> Iterator[None]:
         if form in FOREIGN:
             print_foreign(error.diagnostics, form)
         raise
+
+
+def files_of(given: Iterable[str]) -> list[str]:
+    """Schedules as they are given, and the files of each folder in place of the folder."""
+    return [own for each in given for own in (map(str, schedule_files([Path(each)])) if _is_folder(each) else [each])]
 
 
 def schedule_files(paths: Iterable[Path]) -> list[Path]:

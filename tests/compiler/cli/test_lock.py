@@ -45,6 +45,15 @@ def test_a_changed_schedule_is_named_with_what_it_changes(room: Path) -> None:
     assert schedc("lock", "--check").exit_code == 0
 
 
+def test_a_folder_is_its_files(room: Path) -> None:
+    (room / "more").mkdir()
+    for name in ("gpipe", "zbh1"):
+        shutil.copy(library_folder() / f"{name}.sched", room / "more")
+    assert schedc("lock", "more", "1f1b").exit_code == 0
+    assert schedc("lock", "--check").stdout == "5 as in schedc.lock\n"
+    assert 'schedule = "more/zbh1.sched"' in (room / "schedc.lock").read_text(encoding="utf-8")
+
+
 def test_a_changed_figure_of_the_file_is_named(room: Path) -> None:
     replaced(room / "schedc.lock", "makespan = 33.0", "makespan = 32.0")
     assert schedc("lock", "--check").stdout == "own.sched at P = 4, M = 8: makespan was 32, is 33\n"

@@ -44,6 +44,8 @@ def test_a_word_that_may_mean_two_is_left_to_a_person(tmp_path: Path) -> None:
     (tmp_path / "a.sched").write_bytes(b"\xff")
     (tmp_path / "z.sched").write_text(LINEAR.replace("linear", "linera"), encoding="utf-8")
     result = schedc("check", str(tmp_path), "--fix", "--json")
+    assert f"left {path}:" in result.stderr
+    assert "(an edit that may mean something else: " in result.stderr
     assert path.read_bytes() == two.replace("\n", "\r\n").encode()
     assert (tmp_path / "z.sched").read_text(encoding="utf-8") == LINEAR
     found = {Path(each["file"]).stem: each["diagnostics"] for each in json.loads(result.stdout)["files"]}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from schedc.diagnostics import RequestError
+from schedc.ir.parallel import Parallel
 from schedc.planner.presets.tables import files
 from schedc.planner.space.conditions import EXCLUDE, open_restriction, read_condition
 
@@ -117,3 +120,11 @@ def test_a_plan_of_megatron_core_has_an_order_and_levels_that_can_be_exported() 
     assert not held(schedule="1f1b_overlap", vpp=1)
     assert not held(schedule="interleaved_overlap", vpp=1)
     assert not held(schedule="dualpipev")
+
+
+def test_the_restriction_to_this_runtime_is_what_it_does_not_refuse() -> None:
+    conditions, ranks = open_restriction("schedc").conditions, (1, 2, 3, 4, 8)
+    for tp, cp, ep, zero in product(ranks, ranks, ranks, range(4)):
+        parallel = Parallel(tp=tp, of="attention" if tp > 1 else "", cp=cp, ep=ep, dp=24, zero=zero)
+        axes = {"tp": tp, "cp": cp, "ep": ep, "zero": zero}
+        assert all(bool(each.holds(axes)) for each in conditions) == (parallel.refusal is None), parallel
