@@ -129,7 +129,7 @@ def test_what_was_assumed_of_a_unit_is_checked_when_it_runs() -> None:
     parts = partition(nn.Sequential(nn.Linear(3, 3), Compressing()), 2, costs=[1, 1], example=torch.ones(2, 3))
     infer_boundaries(parts, (torch.ones(2, 3),))
     with pytest.raises(
-        BoundaryError, match=r"`1` returned \(float32\[1\]\).*what it is given first: \(float32\[2, 3\]"
+        BoundaryError, match=r"`1` returned \(float32\[1\]\).*like the first argument: \(float32\[2, 3\]"
     ):
         parts.modules[1](torch.tensor([[1.0, -1, -1], [-1, -1, -1]]))
 

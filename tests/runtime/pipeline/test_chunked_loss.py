@@ -211,7 +211,7 @@ class Doubled(nn.Linear):
             "head",
             "`softmax` takes them, which is not done element by element",
         ),
-        (lambda m, x: (lambda y: {"a": y, "b": y})(m.head(x)), None, "head", "has them 2 times"),
+        (lambda m, x: (lambda y: {"a": y, "b": y})(m.head(x)), None, "head", "has the logits 2 times"),
         (lambda m, x: x @ m.head.weight.t(), None, "head", "takes its weight by value"),
         (lambda m, x: m.head(x), None, "lm_head", "no submodule of Wrong"),
         (lambda m, x: m.head(x), Doubled(16, 32, dtype=torch.float64), "head", "is a Doubled"),
