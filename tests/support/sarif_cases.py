@@ -14,7 +14,7 @@ from schedc.report.findings import to_sarif
 from schedc.source import Source
 from support.commands import schedc
 from support.fix_cases import TEXTS
-from support.needs import SARIF_SCHEMA
+from support.needs import SARIF_SCHEMA, lacking
 from support.paths import ROOT
 
 MISTAKES = sorted((ROOT / "examples" / "mistakes").glob("*.sched"))
@@ -31,7 +31,7 @@ def sarif() -> dict[str, Any]:
     wrong += [] if len(files) == len(MISTAKES) else ["a mistake has no finding"]
     fixes = sum("fixes" in result for result in results)
     figures = {"cases": len(results), "failed": len(wrong), "files": len(files), "fixes": fixes, "wrong": wrong}
-    if SARIF_SCHEMA.exists():
+    if not lacking("sarif"):
         refused = [f"{name}: {fault}" for name, each in logs().items() for fault in published_faults(each)]
         figures |= {"failed": len(wrong + refused), "logs": len(logs()), "wrong": wrong + refused}
     return figures
