@@ -98,7 +98,7 @@ def _add_own(archive: Path) -> None:
     with ZipFile(archive, "a") as packed:
         for package in OWN:
             for path in sorted((ROOT / package).rglob("*")):
-                if path.is_file() and path.suffix != ".pyc":
+                if path.is_file() and path.parent.name != "__pycache__":  # numba keeps its code there, too
                     packed.write(path, path.relative_to(ROOT).as_posix())
         for name in ("__init__.py", "answers.py", "later.py"):
             packed.write(HERE / name, f"playground/{name}")
