@@ -78,14 +78,14 @@ def _mend(given: Iterable[Any]) -> None:
             text, done = mended(own_text(path), findings)
         except DiagnosticError:
             continue  # the check reports files that cannot be read
+        if done:
+            path.write_text(text.text, encoding="utf-8", newline="\n")
         for each in done:
             click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
         for each in findings(text):
             if (fix := fix_of(each)) is not None and not fix.safe:
                 left = f"left {path}:{each.primary.span}: {each.code} {each.message}"
                 click.echo(f"{left} (an edit that may mean something else: {fix.title})", err=True)
-        if done:
-            path.write_text(text.text, encoding="utf-8", newline="\n")
 
 
 @contextmanager

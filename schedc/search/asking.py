@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from schedc.ir.arrays import Int64
-from schedc.search.bounds import OpWindows
 from schedc.search.questions import TickModel, TickQuestion
 from schedc.search.rank_windows import RankWindows
 from schedc.search.solver import Effort, SolverResult, configure, solved
@@ -73,20 +72,19 @@ class _AskedGap:
                 stop.set()
 
 
-def worth_asking(windows: OpWindows, bound: int) -> bool:
+def worth_asking(tight: RankWindows, bound: int) -> bool:
     """Whether questions about makespans near this bound are likely to be answered. bound: ticks."""
-    if len(windows.problem) < _LEAST_CELLS or util.find_spec("ortools") is None:
+    if len(tight.windows.problem) < _LEAST_CELLS or util.find_spec("ortools") is None:
         return False
-    return TickQuestion(RankWindows(windows), bound).size <= _MOST_LITERALS
+    return TickQuestion(tight, bound).size <= _MOST_LITERALS
 
 
-def close_gap(windows: OpWindows, bound: int, best: int, effort: Effort) -> SolverResult:
+def close_gap(tight: RankWindows, bound: int, best: int, effort: Effort) -> SolverResult:
     """Searches for orders shorter than ``best`` ticks, or for a larger bound, in the effort that is given.
 
     bound, best: ticks. The start of the result is None if no shorter order was found.
     """
     began, standing = perf_counter(), _AskedGap(bound, best)
-    tight = RankWindows(windows)
     _ = tight.head, tight.tail  # found once, before threads ask for them
     workers = 1 if effort.repeatable else min(effort.workers, _WORKERS)
     with ThreadPoolExecutor(workers) as threads:

@@ -20,6 +20,7 @@ from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.known import known_starts
 from schedc.search.problem import Freedom, SearchProblem, problem_of
+from schedc.search.rank_windows import RankWindows
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
 from schedc.search.varied import ListEffort, ListProblem, search_side_by_side, start_order, worth_compiling
@@ -268,14 +269,13 @@ def _search(
     """
     problem, objective = windows.problem, judge.objective
     bound, best = _cost(problem, objective, ticks), reduce(_shorter, candidates) if candidates else None
+    asked, tight = None, RankWindows(windows)
+    asks = _open(best, bound) and objective == "makespan" and worth_asking(tight, ticks)
     if _open(best, bound) and objective == "makespan" and _worth_lists(problem):
-        starts = [("varied", start_times(problem, each.order)) for each in candidates]
-        best, effort = _by_lists(
-            judge, best, [*starts, *known_starts(problem, known)], problem, ticks, effort, progress
-        )
-    asked = None
-    if best is not None and _open(best, bound) and objective == "makespan" and worth_asking(windows, ticks):
-        best, asked, effort = _by_questions(windows, judge, best, ticks, effort)
+        starts = [*(("varied", start_times(problem, each.order)) for each in candidates), *known_starts(problem, known)]
+        best, effort = _by_lists(judge, best, starts, problem, ticks, effort, asks, progress)
+    if asks and best is not None and _open(best, bound):
+        best, asked, effort = _by_questions(tight, judge, best, ticks, effort)
     least = ticks if asked is None else asked.bound
     if not _open(best, _cost(problem, objective, least)):
         return best, asked
@@ -285,15 +285,15 @@ def _search(
 
 
 def _by_questions(
-    windows: OpWindows, judge: Judge, best: Candidate, bound: int, effort: Effort
+    tight: RankWindows, judge: Judge, best: Candidate, bound: int, effort: Effort
 ) -> tuple[Candidate | None, SolverResult, Effort]:
     """The best order after questions about shorter orders, the result of the questions, and the effort left.
 
     bound: ticks.
     """
-    problem = windows.problem
+    problem = tight.windows.problem
     makespan = int((start_times(problem, best.order) + problem.duration).max())
-    result = close_gap(windows, bound, makespan, effort.part(_SHARE_OF_QUESTIONS))
+    result = close_gap(tight, bound, makespan, effort.part(_SHARE_OF_QUESTIONS))
     return _better(problem, judge, best, result), result, effort.after(result.seconds, _SHARE_OF_QUESTIONS)
 
 
@@ -309,14 +309,14 @@ def _by_lists(
     problem: SearchProblem,
     bound: int,
     effort: Effort,
+    asks: bool,
     progress: Callable[[int], None],
 ) -> tuple[Candidate | None, Effort]:
     """The best so far, or the order that list schedules find if it is shorter; and the effort that they leave.
 
-    starts: names and [cells] priorities of known orders. bound: ticks.
+    starts: names and [cells] priorities of known orders. bound: ticks. asks: whether questions follow.
     """
-    share = _SHARE_BESIDE if worth_asking(OpWindows(problem), bound) else _SHARE
-    seconds = None if effort.seconds is None else effort.seconds * share
+    seconds = None if effort.seconds is None else effort.seconds * (_SHARE_BESIDE if asks else _SHARE)
     tries = None if effort.work is None else round(effort.work * _TRIES_PER_WORK)
     limits = ListEffort(seconds, tries, bound, effort.seed, effort.workers)
     lists, began = ListProblem(problem, worth_compiling(len(problem), limits)), perf_counter()

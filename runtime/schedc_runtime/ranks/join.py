@@ -71,11 +71,11 @@ def end_with_cause(path: Path) -> None:
     shown = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        shown(kind, error, trace)
         text, now = f"{kind.__name__}: {error}", str(int(time.time()))
         said = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": now}}
         if not path.exists():  # a script under torch's `record` has written its calls
             path.write_text(json.dumps({"message": said}), encoding="utf-8")
-        shown(kind, error, trace)
 
     sys.excepthook = hook
 

@@ -119,8 +119,8 @@ def test_the_gap_of_vmin_at_5_ranks_closes_at_its_floor() -> None:
     """The published order takes 75."""
     problem = library("vmin", 6, P=5, M=10)
     windows = OpWindows(problem)
-    assert worth_asking(windows, 71)
-    result = close_gap(windows, 71, 75, Effort(120.0, workers=2))
+    assert worth_asking(RankWindows(windows), 71)
+    result = close_gap(RankWindows(windows), 71, 75, Effort(120.0, workers=2))
     assert (result.status, result.bound) == ("optimal", 71)
     assert result.start is not None
     assert_possible(problem, result.start, 71)
@@ -130,14 +130,14 @@ def test_what_is_refuted_raises_the_bound() -> None:
     problem = library("zbh1", 2, P=2, M=4)
     windows = OpWindows(problem)
     known = solve(windows, "makespan", 0, None, QUICK)
-    result = close_gap(windows, known.bound - 3, known.bound, QUICK)
+    result = close_gap(RankWindows(windows), known.bound - 3, known.bound, QUICK)
     assert (result.status, result.start, result.bound) == ("optimal", None, known.bound)
 
 
 def test_nothing_is_asked_about_small_or_large_problems() -> None:
     small, fine = library("zbv", 4, P=2, M=4), library("vmin", 8, Costs(p2p=0.01), P=8, M=16)
-    assert not worth_asking(OpWindows(small), 30)
-    assert not worth_asking(OpWindows(fine), 12_000)
+    assert not worth_asking(RankWindows(OpWindows(small)), 30)
+    assert not worth_asking(RankWindows(OpWindows(fine)), 12_000)
 
 
 @pytest.mark.slow
