@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import schedc
 from schedc.plan import Method, Plan
 from schedc_runtime import Checkpoints, Mesh, Pipeline, deferred
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.rank_traces import save_trace
+from schedc_runtime.models.gpt import GPT, GPTConfig
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.saved.form import COMMIT, step_folder
 from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.tensor_cases import (
+    LENGTH,
     batch,
     family,
     loss_fn,
@@ -146,20 +149,32 @@ def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
     return {"error": max(errors), "equal": len(bits) == 1, "compiled": count, "said": said}
 
 
-def latent_transformer(rank: int, world: int) -> list[float]:
-    """Errors of loss and gradients of our own transformer by its own styles: a dense block, and one with experts."""
-    tokens, labels = batch()
+def own_models(rank: int, world: int) -> dict[str, list[float]]:
+    """Errors of loss and gradients of our own models by their own styles.
+
+    The transformer has a dense block, and one with experts.
+    """
+    latent = MoEConfig(64, 32, dense_blocks=1, moe_blocks=1, routing=RouterConfig(experts=8, top=2))
+    sizes = {"vocab": 64, "width": 32, "heads": 4, "context": LENGTH}
     torch.manual_seed(0)
-    routing = RouterConfig(experts=8, top=2)
-    model = MoETransformer(MoEConfig(64, 32, dense_blocks=1, moe_blocks=1, routing=routing)).double()
-    plain, total = deepcopy(model), 0.0
+    return {
+        "transformer": _own_model(MoETransformer(latent), "zbh1", Mesh(2, experts=2, tensor=2)),
+        "GPT": _own_model(GPT(GPTConfig(blocks=2, **sizes)), "zbh1", Mesh(2, tensor=2)),
+        "GPT tied": _own_model(GPT(GPTConfig(blocks=4, tied=True, **sizes)), "dualpipev", Mesh(2, tensor=2)),
+    }
+
+
+def _own_model(model: nn.Module, schedule: str, mesh: Mesh) -> list[float]:
+    """Errors of loss and gradients on tensor ranks, against plain autograd."""
+    tokens, labels = batch()
+    plain, total = deepcopy(model.double()), 0.0
     for part, wanted in zip(tokens.chunk(4), labels.chunk(4), strict=True):
         loss = loss_fn(plain(part), wanted) / 4
         loss.backward()
         total += loss.item()
     pipe = Pipeline(
-        model, schedc.compile("zbh1", P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, experts=2, tensor=2), example=tokens[:2],
-        plan=Plan(method=Method.FLAT), timeout=60.0,
+        model, schedc.compile(schedule, P=2, M=4), loss_fn=loss_fn, mesh=mesh, example=tokens[:2],
+        plan=Plan(method=Method.FLAT) if mesh.experts > 1 else None, timeout=60.0,
     )  # fmt: skip
     got = pipe.step(tokens, labels).item()
     gradients = {name: each.grad for name, each in plain.named_parameters() if each.grad is not None}

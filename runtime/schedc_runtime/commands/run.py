@@ -73,12 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
         plan = with_overrides(toy_plan(program.plan), options)
         mesh = mesh_here(plan, program)
-        if options.check == "bitwise" and mesh.tensor > 1:
-            raise RuntimeFault(
-                f"--check bitwise and {mesh.tensor} tensor ranks: parts of a sum add up in another order than one"
-                " process adds",
-                "leave out --check, or write `tp 1` in the plan",
-            )
+        _check_mesh(mesh, options)
         if options.restarts and mesh.size == 1:
             parser.error("--restarts starts other processes again, and this program has one")
         if not launched() and mesh.size > 1 and not options.in_process:
@@ -88,6 +83,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _train(program, plan, mesh, costs, options)
     except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
         return report_failure(error)
+
+
+def _check_mesh(mesh: Mesh, options: argparse.Namespace) -> None:
+    """Raise `RuntimeFault` for ranks that the models here, or the check, do not serve."""
+    if mesh.context > 1:
+        raise RuntimeFault(
+            f"`cp {mesh.context}` in the plan: the models that this command trains have attentions that do not share a"
+            " sequence over ranks",
+            "write `cp 1`, or give Pipeline(plan=plan) a dense model of Transformers",
+        )
+    if options.check == "bitwise" and mesh.tensor > 1:
+        raise RuntimeFault(
+            f"--check bitwise and {mesh.tensor} tensor ranks: parts of a sum add up in another order than one process"
+            " adds",
+            "leave out --check, or write `tp 1` in the plan",
+        )
 
 
 def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:

@@ -44,8 +44,6 @@ class Subject(NamedTuple):
 def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespace) -> Subject:
     """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan if it has them.
 
-    Tensor ranks share a transformer in place of a GPT, which has no plan of styles. It has experts if the plan has.
-
     options: those of `schedc_runtime.commands.options.add_sizes`. Every process gets the same weights.
     """
     torch.manual_seed(options.seed)
@@ -54,11 +52,10 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
         return _predicting(layout, plan, options, dense=kind == "gpt")
     blocks = layout.layers + layout.total(PartKind.MTP) if layout else program.stages
     blocks = options.blocks or blocks
-    shared = plan.parallel is not None and plan.parallel.tp > 1
-    if kind == "gpt" and not shared:
+    if kind == "gpt":
         model: nn.Module = GPT(GPTConfig(VOCAB, options.width, blocks=blocks, context=options.tokens))
     else:
-        dense = blocks if kind == "gpt" else min(options.dense, blocks)
+        dense = min(options.dense, blocks)
         model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
     chunked = plan.loss is not None and plan.loss.form != "whole"
     loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss

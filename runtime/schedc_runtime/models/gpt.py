@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,42 +27,65 @@ class GPTConfig:
     tied: bool = False
 
 
-class GptBlock(nn.Module):
-    """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same.
+class GptAttention(nn.Module):
+    """[batch, tokens, width] to the same: causal attention, or as a mask [batch, 1, tokens, tokens] allows.
 
-    Attention is causal, or as a mask [batch, 1, tokens, tokens] allows.
+    Rows of the fused product lie head by head, as query, key and value. So a tensor rank has whole heads.
     """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_dim = width // heads
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, tokens, _ = x.shape
+        heads = self.query_key_value(x).view(batch, tokens, -1, 3, self.head_dim)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+        return joined
+
+
+class GptMlp(nn.Module):
+    """[batch, tokens, width] to the same: two products with biases, and a GELU between."""
 
     recomputed_from = Level.FULL
     """The lowest level that recomputes the MLP."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.attention_norm = nn.LayerNorm(config.width)
-        self.query_key_value = nn.Linear(config.width, 3 * config.width)
-        self.projection = nn.Linear(config.width, config.width)
-        self.mlp_norm = nn.LayerNorm(config.width)
-        self.up = nn.Linear(config.width, 4 * config.width)
-        self.down = nn.Linear(4 * config.width, config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = x + self.dropout(self.projection(self.attention(self.attention_norm(x), mask)))
-        output: Tensor = x + self.dropout(region(self.recomputed_from, self._mlp, self.mlp_norm(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = region(self.recomputed_from, self._products, x)
         return output
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def _products(self, x: Tensor) -> Tensor:
         output: Tensor = self.down(functional.gelu(self.up(x)))
         return output
 
-    def attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        batch, tokens, width = x.shape
-        shape = (batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = self.query_key_value(x).view(shape).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
-        joined: Tensor = mixed.transpose(1, 2).reshape(batch, tokens, width)
-        return joined
+
+class GptBlock(nn.Module):
+    """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same.
+
+    mask: as of `GptAttention`.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = GptAttention(config.width, config.heads)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp = GptMlp(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        output: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return output
 
 
 class GPT(nn.Module):
@@ -70,6 +94,16 @@ class GPT(nn.Module):
     ``documents`` of packed rows, [batch, tokens] int32 as of `schedc_runtime.data.document_positions`, keep documents
     apart: positions begin anew in each, and attention does not cross. Each stage of a pipeline makes its own mask.
     """
+
+    _tp_plan: ClassVar = {
+        "token_embedding": "embedding_rowwise",
+        "blocks.*.attention.query_key_value": "colwise",
+        "blocks.*.attention.projection": "rowwise",
+        "blocks.*.mlp.up": "colwise",
+        "blocks.*.mlp.down": "rowwise",
+        "head": "colwise_gather_output",
+    }
+    """How tensor ranks split the model, in the styles of Transformers."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

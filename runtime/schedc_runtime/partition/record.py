@@ -56,6 +56,10 @@ class Inserted(Protocol):
         """Reads a recording that is complete. Raises `PartitionError` where the insertion is not exact."""
         ...
 
+    def parted(self) -> str:
+        """The place from which on tensors are parts now, if there is one."""
+        ...
+
 
 @dataclass(frozen=True)
 class NodeRule:
@@ -172,7 +176,8 @@ def _record(
                 raise _NeedsWhole(recorder.stopped_in) from None
             raise _needs_values(error, model, recorder.unit) from error
         except Exception as error:
-            raise _fails(error, model, inputs, recorder.unit) from error
+            parted = rule.inserted.parted() if rule.inserted is not None else ""
+            raise _fails(error, model, inputs, recorder.unit, parted) from error
         recording.description = description_of(recording)
         recording.conditions = None if symbols is None else _conditions(symbols, named, recorder)
     return recording
@@ -216,16 +221,19 @@ def _needs_values(error: BaseException, model: nn.Module, unit: str) -> RuntimeF
     )
 
 
-def _fails(error: BaseException, model: nn.Module, inputs: Mapping[str, Any], unit: str) -> BoundaryError:
+def _fails(error: BaseException, model: nn.Module, inputs: Mapping[str, Any], unit: str, parted: str) -> BoundaryError:
     leaves = [(name, leaf) for name, value in inputs.items() for leaf in pytree.tree_leaves(value)]
     shapes = ", ".join(
         f"{name}: {TensorSpec.of(leaf) if isinstance(leaf, Tensor) else repr(leaf)}" for name, leaf in leaves
     )
     where = f"`{unit}` of {type(model).__name__}" if unit else type(model).__name__
+    own = f", of which each tensor rank has own rows from {parted} on" if parted and not unit else ""
     return BoundaryError(
-        f"{where} fails on inputs of the shapes ({shapes}): {type(error).__name__}: {error}{user_line(error)}",
-        "if the model fails on such a microbatch outside of a pipeline too, mend the sizes of the batch or the model;"
-        " if only here, an operation cannot run on fake tensors: move it into a submodule of its own",
+        f"{where} fails on inputs of the shapes ({shapes}){own}: {type(error).__name__}: {error}{user_line(error)}",
+        "compute behind this place what has all rows, such as a state that blocks add to; or take one tensor rank"
+        if own
+        else "if the model fails on such a microbatch outside of a pipeline too, mend the sizes of the batch or the"
+        " model; if only here, an operation cannot run on fake tensors: move it into a submodule of its own",
     )
 
 

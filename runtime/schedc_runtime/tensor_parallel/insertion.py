@@ -40,10 +40,13 @@ Run = Callable[[Any, Any], Any]
 
 @dataclass
 class _OwnRows:
-    """What one recording has inserted. inside: whether rows are a rank's own now. ends: results of last products."""
+    """What one recording has inserted. inside: whether rows are a rank's own now. ends: results of last products.
+
+    entered: path of the module at whose call own rows began.
+    """
 
     inside: bool = False
-    entered: bool = False
+    entered: str = ""
     ends: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,8 +75,11 @@ class Insertion:
         enter = self._module("model", "enter", Enter())
         for core in cores:
             self._add_core(core)
-        for path in dict.fromkeys(_unit(core.path, blocks) for core in cores):
-            self._add(path, self._entering(enter))
+        self._styles: dict[str, str] = {}
+        for core in cores:
+            self._styles.setdefault(_unit(core.path, blocks), f"`{core.into[0].path}: {core.into[0].style}`")
+        for path in self._styles:
+            self._add(path, self._entering(path, enter))
         self._add(head, self._leaving(head, vocabulary))
         if vocabulary.embedding:
             table = cast(nn.Embedding, model.get_submodule(vocabulary.embedding))
@@ -101,6 +107,11 @@ class Insertion:
                 "take a model whose attentions call it in each forward, or Mesh(context=1)",
             )
         self.gradients.read(recording)
+
+    def parted(self) -> str:
+        """The block at which own rows began, with its first style; "" where rows are whole."""
+        path = self._now.entered
+        return f"`{path}` ({self._styles[path]})" if self._now.inside and self._group.size > 1 else ""
 
     def around(self, recorder: ForwardRecorder) -> Callable[..., Any]:
         """What takes the calls of modules in place of ``recorder.call``. A recording begins."""
@@ -165,7 +176,7 @@ class Insertion:
         own = self._module(path, "own", OwnColumns(self._group.size, self._group.rank))
         return lambda run, args, kwargs: run(*_replaced(args, kwargs, own, path))
 
-    def _entering(self, enter: nn.Module) -> Callable[[Run, Any, Any], Any]:
+    def _entering(self, path: str, enter: nn.Module) -> Callable[[Run, Any, Any], Any]:
         """Own rows begin at the first call of a block."""
 
         def handler(run: Run, args: Any, kwargs: Any) -> Any:
@@ -174,7 +185,7 @@ class Insertion:
                 if now.entered:
                     raise PartitionError("a block is called behind the head", "call the head last")
                 args, kwargs = _replaced(args, kwargs, lambda whole: enter(None, whole)[0], "the first block")
-                now.inside = now.entered = True
+                now.inside, now.entered = True, path
             return run(args, kwargs)
 
         return handler

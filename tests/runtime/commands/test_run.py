@@ -14,8 +14,8 @@ from schedc.ir.contradictions import first_contradiction
 from schedc.ir.json import program_to_json
 from schedc_runtime.commands.run import main
 from schedc_runtime.commands.toy_models import toy_model, toy_plan
-from schedc_runtime.models.moe_transformer import MoETransformer
-from schedc_runtime.moe.layer import MoELayer
+from schedc_runtime.models.gpt import GPT
+from schedc_runtime.tensor_parallel.styles import cores_of, styled_modules
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,24 @@ def test_a_plan_with_tensor_ranks_has_no_bits_of_one_process(
     assert first_contradiction(toy_plan(program.plan)) == ""
 
 
-def test_tensor_ranks_share_a_transformer_with_styles() -> None:
+def test_a_plan_with_context_ranks_is_refused_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SHARED.replace("  experts 8 top 2 width 16 hidden 32\n  attention 25 KB\n", "")
+    program = schedc.compile(Text(Source("shared.sched", text.replace("tp 2 of attention ep 2", "tp 1 cp 2"))))
+    path = tmp_path / "program.json"
+    path.write_text(program_to_json(program))
+    assert main(["--program", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "`cp 2` in the plan" in said
+    assert "write `cp 1`" in said
+
+
+def test_tensor_ranks_share_a_model_with_styles() -> None:
     text = SHARED.replace("  experts 8 top 2 width 16 hidden 32\n  attention 25 KB\n", "")
     text = text.replace(" of attention ep 2", "")
     program = schedc.compile(Text(Source("shared.sched", text)))
     options = argparse.Namespace(seed=0, blocks=None, dense=0, width=32, tokens=8, rows=1)
     model = toy_model("gpt", program, toy_plan(program.plan), options).model
-    assert isinstance(model, MoETransformer)
-    assert [isinstance(block.mlp, MoELayer) for block in model.blocks] == [False] * 4
+    assert isinstance(model, GPT)
+    assert len(cores_of(list(styled_modules(model, model._tp_plan)), "head")) == 2 * 4

@@ -215,7 +215,7 @@ class Doubled(nn.Linear):
         (lambda m, x: x @ m.head.weight.t(), None, "head", "takes its weight by value"),
         (lambda m, x: m.head(x), None, "lm_head", "no submodule of Wrong"),
         (lambda m, x: m.head(x), Doubled(16, 32, dtype=torch.float64), "head", "is a Doubled"),
-        (lambda m, x: m.head(x), None, "blocks.0.up", "lies inside of the unit `blocks.0`"),
+        (lambda m, x: m.head(x), None, "blocks.0.mlp.up", "lies inside of the unit `blocks.0`"),
     ],
 )
 def test_other_uses_of_logits_are_refused(

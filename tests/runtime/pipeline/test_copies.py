@@ -105,7 +105,7 @@ def test_a_rank_that_serves_a_stage_in_both_pipes() -> None:
     pipe = train(model, program)
     assert check_parity(pipe, model, 6) == sorted(name for name, _ in model.named_parameters())
     copies = Counter(name for name, _ in pipe.named_parameters())
-    assert [copies[name] for name in ("head.weight", "blocks.2.up.weight")] == [2, 1]
+    assert [copies[name] for name in ("head.weight", "blocks.2.mlp.up.weight")] == [2, 1]
 
 
 def test_a_tied_weight_of_two_copies_is_summed_once() -> None:

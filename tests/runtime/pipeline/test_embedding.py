@@ -96,4 +96,4 @@ def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> No
     ]
     assert losses[-1] < losses[0]
     state = torch.load(saved, weights_only=True)
-    assert {"token_embedding.weight", "blocks.3.down.bias", "head.weight"} <= state.keys()
+    assert {"token_embedding.weight", "blocks.3.mlp.down.bias", "head.weight"} <= state.keys()

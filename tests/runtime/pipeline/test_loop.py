@@ -293,8 +293,8 @@ def test_a_tied_name_counts_once_and_what_is_not_finite_is_named() -> None:
     assert pipe.clip_grad_norm_(1e9).item() == pytest.approx(
         torch.stack([p.grad.norm() for p in named.values()]).norm().item(), rel=1e-13
     )
-    named["blocks.3.up.weight"].grad[0, 0] = float("inf")
-    with pytest.raises(NonFiniteNorm, match=r"that of `blocks.3.up.weight` is the first"):
+    named["blocks.3.mlp.up.weight"].grad[0, 0] = float("inf")
+    with pytest.raises(NonFiniteNorm, match=r"that of `blocks.3.mlp.up.weight` is the first"):
         pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
 
@@ -327,7 +327,7 @@ def test_a_scaler_skips_on_all_ranks_or_none(bad: bool) -> None:
 def test_copies_of_a_stage_keep_the_hooks_of_parameters() -> None:
     model = small_gpt()
     fired: list[int] = []
-    model.blocks[0].up.weight.register_hook(lambda grad: fired.append(len(grad)))
+    model.blocks[0].mlp.up.weight.register_hook(lambda grad: fired.append(len(grad)))
     pipe = pipeline(model, "dualpipe", next_token_loss)
     pipe.step(*tokens(8))
     assert len(fired) == 4, "each microbatch passes one of the two copies"

@@ -84,7 +84,7 @@ def test_checkpoints_that_do_not_fit_are_refused_and_another_is_taken() -> None:
     pipe.materialize(checkpoint=lacking, init=lambda name, tensor: tensor.fill_(2))
     state = pipe.full_state_dict()
     assert torch.equal(state["head.weight"], torch.full((16, 8), 2.0))
-    assert torch.equal(state["blocks.0.projection.weight"], whole["blocks.0.projection.weight"])
+    assert torch.equal(state["blocks.0.attention.projection.weight"], whole["blocks.0.attention.projection.weight"])
     pipe.close()
 
 

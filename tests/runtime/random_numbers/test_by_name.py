@@ -247,7 +247,7 @@ def test_what_is_switched_off_is_not_met_and_hides_no_draw() -> None:
     with listening(counted):
         block(torch.ones(1, 4, 8))
     assert [(event.name, event.active) for event in counted.take()] == [
-        ("", False),
+        ("attention", False),
         ("dropout", False),
         ("dropout", False),
     ]

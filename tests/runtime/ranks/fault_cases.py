@@ -95,7 +95,7 @@ def different_models(rank: int, world_size: int) -> list[str]:
         if rank == 1 and freeze:
             model.blocks[0].requires_grad_(False)
         elif rank == 1:
-            nn.init.ones_(model.blocks[0].up.weight)
+            nn.init.ones_(model.blocks[0].mlp.up.weight)
         try:
             Pipeline(model, compile_schedule(schedule, P=2, M=4), loss_fn=next_token_loss, timeout=20).close()
             errors.append("built")
@@ -268,7 +268,7 @@ def not_finite(rank: int, world_size: int, block: int, call: int) -> list[Any]:
     """A block gives NaN for one microbatch; then the pipeline takes a good step."""
     model, pipe = build(timeout=20, ranks=world_size)
     held = {name for name, _ in pipe.named_parameters()}
-    if f"blocks.{block}.up.weight" in held:
+    if f"blocks.{block}.mlp.up.weight" in held:
         on_call(model.blocks[block], call, lambda output: torch.full_like(output, float("nan")))
     batch, targets = tokens(8)
     try:
@@ -285,7 +285,7 @@ def bad_gradient(rank: int, world_size: int) -> list[Any]:
     """A block has a gradient of one microbatch that is NaN; then the pipeline takes a good step."""
     model, pipe = build(timeout=20, ranks=world_size)
     calls = iter(range(100))
-    hook = model.blocks[2].up.weight.register_hook(lambda grad: grad * float("nan") if next(calls) == 1 else grad)
+    hook = model.blocks[2].mlp.up.weight.register_hook(lambda grad: grad * float("nan") if next(calls) == 1 else grad)
     batch, targets = tokens(8)
     try:
         pipe.step(batch, targets)

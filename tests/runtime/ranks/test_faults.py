@@ -170,8 +170,8 @@ def test_a_bad_gradient_is_refused_on_all_ranks() -> None:
     answers = pool(4).run("runtime.ranks.fault_cases:bad_gradient")
     assert answers == [answers[0]] * 4
     (kind, stage, names, text), wrong = answers[0]
-    assert (kind, stage, names) == ("NonFiniteGradients", 2, ["blocks.2.up.weight"])
-    assert text.startswith("a gradient is NaN or infinite: that of `blocks.2.up.weight`, stage 2, on rank 2\n")
+    assert (kind, stage, names) == ("NonFiniteGradients", 2, ["blocks.2.mlp.up.weight"])
+    assert text.startswith("a gradient is NaN or infinite: that of `blocks.2.mlp.up.weight`, stage 2, on rank 2\n")
     assert "  made at one of " in text
     assert wrong == []
 

@@ -127,7 +127,7 @@ def test_dense_stages(level: Level, overlap: bool) -> None:
         def __init__(self, block: Any) -> None:
             super().__init__()
             self.norm, self.drop = block.mlp_norm, nn.Dropout(0.3)
-            self.mlp = Mlp(block.up, block.down)
+            self.mlp = Mlp(block.mlp.up, block.mlp.down)
 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.drop(self.mlp(self.norm(x)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc_runtime import Pipeline
-from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -182,6 +182,24 @@ def test_blocks_that_are_not_exact_in_parts(of_blocks: dict[str, Callable[[Tenso
 def test_a_sequence_that_ranks_cannot_share() -> None:
     with pytest.raises(PartitionError, match="2 tensor ranks cannot share 7 rows of a sequence"):
         cut(toy(), length=7)
+
+
+class Recurrent(Toy):
+    """Adds the embedded tokens to what each block is given, as HRM-Text adds the state of one stack to another's."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        embedded = x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x + embedded)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def test_whole_rows_that_meet_own_ones_are_refused_with_the_style() -> None:
+    words = r"own rows from `blocks.0` \(`blocks.0.attention.query: colwise`\) on: RuntimeError: .*broadcast"
+    with pytest.raises(BoundaryError, match=words) as refused:
+        cut(Recurrent())
+    assert "take one tensor rank" in refused.value.help
 
 
 class Twice(Toy):
