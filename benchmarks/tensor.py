@@ -9,7 +9,8 @@ finished cases, from which a second run goes on.
 A row's error is the largest difference of a gradient, relative to the largest gradient of its module, and that of the
 loss. The other side computes in long doubles: float64 rounds as much as a row may differ. equal: whether all orders
 inside cells have the same bits: serial, overlapped, and in the order of drawn times. A row has failed with an error
-above 1e-14, or with unequal bits.
+above 1e-14, or with unequal bits. rounding: the error of one process in float64, in ``families`` and ``vocabulary``.
+Their models are drawn by the first seed with at most half of the bound.
 
     families     dense families on two pipeline ranks times ``--tensor`` tensor ranks
     heads        families with fewer KV heads than tensor ranks. failed: rows that are not refused with the module

@@ -22,15 +22,30 @@ def own(tensor: Tensor, parameter: nn.Parameter, mesh: Mesh, peer: int) -> Tenso
     return tensor.chunk(size, dim)[rank]
 
 
+def largest_of(gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """By path of a module: its largest gradient."""
+    largest: dict[str, float] = {}
+    for name, grad in gradients.items():
+        owner = name.rpartition(".")[0]
+        largest[owner] = max(largest.get(owner, 0.0), grad.abs().max().item())
+    return largest
+
+
+def rounding_of(alone: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest difference of the gradients of one process [...], relative to the largest gradient of its module."""
+    largest = largest_of(expected)
+    return max(
+        (alone[name] - grad).abs().max().item() / (largest[name.rpartition(".")[0]] or 1.0)
+        for name, grad in expected.items()
+    )
+
+
 def errors_of(pipe: Pipeline, expected: Mapping[str, Tensor]) -> dict[str, float]:
     """By name: the largest difference of a gradient here, relative to the largest gradient of its module.
 
     What is no number is infinite, as `max` may leave it out.
     """
-    largest: dict[str, float] = {}
-    for name, grad in expected.items():
-        owner = name.rpartition(".")[0]
-        largest[owner] = max(largest.get(owner, 0.0), grad.abs().max().item())
+    largest = largest_of(expected)
     peer, errors = pipe.mesh.peer(pipe.places[0]), {}
     for name, parameter in pipe.named_parameters():
         if name in expected:

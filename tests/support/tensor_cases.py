@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from schedc_runtime.trainers import checkpoint
 from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.short_search import search_shortly_on_ranks
-from support.wide_models import WideModel, on_rank_0
+from support.wide_models import WideModel, on_rank_0, steady
 from support.wide_numbers import narrow
 
 search_shortly_on_ranks()
@@ -50,12 +50,12 @@ SCHEDULES: dict[str, dict[str, int]] = {
 ROWS, LENGTH = 8, 8
 
 
-def family(name: str, **sizes: Any) -> nn.Module:
+def family(name: str, seed: int = 0, **sizes: Any) -> nn.Module:
     """A tiny model of a family in float64, the same on every rank; norms have weights that differ."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(name, **{**SIZES, **FAMILIES.get(name, {}), "tie_word_embeddings": False, **sizes})
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(config).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -101,9 +101,11 @@ def wide_norms() -> Iterator[None]:
 
 
 @on_rank_0
-def reference(model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients [...] of one process with plain autograd in long doubles, microbatch by microbatch."""
-    whole = WideModel(model)
+def reference(
+    model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: int, wide: bool = True
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients [...] of one process with plain autograd, microbatch by microbatch. wide: in long doubles."""
+    whole = WideModel(model, wide)
     total = 0.0
     for part, expected in zip(tokens.chunk(microbatches), labels.chunk(microbatches), strict=True):
         loss = loss_fn(whole(input_ids=part), expected) / microbatches
@@ -115,16 +117,19 @@ def reference(model: nn.Module, tokens: Tensor, labels: Tensor, microbatches: in
 def families(
     rank: int, world: int, names: Sequence[str], schedules: Sequence[str], tensor: int = 2, **sizes: Any
 ) -> list[dict[str, Any]]:
-    """A case for each family and schedule: errors of loss and gradients, and whether all orders of a cell agree."""
+    """A case for each family and schedule: errors of loss and gradients, and whether all orders of a cell agree.
+
+    seed, rounding: as of `steady`.
+    """
     cases = []
+    layers = max(SIZES["num_hidden_layers"], *[_compiled(each).stages for each in schedules])
     for name in names:
+        of_seed = partial(family, name, **{"num_hidden_layers": layers, **sizes})
         with wide_norms():
-            layers = max(SIZES["num_hidden_layers"], *[_compiled(each).stages for each in schedules])
-            model = family(name, **{"num_hidden_layers": layers, **sizes})
-            tokens, labels = batch()
-            loss, gradients = reference(model, tokens, labels, 4)
+            seed, rounding, expected = steady(of_seed, lambda model, wide: reference(model, *batch(), 4, wide))
             for schedule in schedules:
-                cases.append({"family": name, "schedule": schedule} | _case(model, schedule, tensor, loss, gradients))
+                row = {"family": name, "schedule": schedule, "seed": seed, "rounding": rounding}
+                cases.append(row | _case(of_seed(seed), schedule, tensor, *expected))
     return cases
 
 
@@ -137,7 +142,7 @@ def _case(model: nn.Module, schedule: str, tensor: int, loss: float, gradients: 
     tokens, labels = batch()
     errors, bits = [], set()
     pipe = Pipeline(
-        deepcopy(model), program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), example={"input_ids": tokens[:2]},
+        model, program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), example={"input_ids": tokens[:2]},
         timeout=60.0,
     )  # fmt: skip
     for _ in in_each_order(pipe):

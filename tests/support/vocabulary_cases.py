@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from schedc_runtime.errors import RuntimeFault
 from support.cell_orders import digest, in_each_order
 from support.gradient_errors import error_of
 from support.tensor_cases import SCHEDULES, TOY_PLAN, batch, family, toy, wide_norms
-from support.wide_models import WideModel, on_rank_0
+from support.wide_models import WideModel, on_rank_0, steady
 from support.wide_numbers import narrow
 
 
@@ -53,9 +56,9 @@ def labels() -> Tensor:
 
 
 @on_rank_0
-def reference(model: nn.Module, logits_of: Any) -> tuple[float, dict[str, Tensor], Tensor]:
-    """Loss, gradients [...] and logits [rows, S, V] of one process with plain autograd in long doubles."""
-    whole = WideModel(model)
+def reference(model: nn.Module, logits_of: Any, wide: bool = True) -> tuple[float, dict[str, Tensor], Tensor]:
+    """Loss, gradients [...] and logits [rows, S, V] of one process with plain autograd. wide: in long doubles."""
+    whole = WideModel(model, wide)
     logits = logits_of(whole(input_ids=batch()[0]))
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels().flatten())
     loss.backward()
@@ -63,22 +66,25 @@ def reference(model: nn.Module, logits_of: Any) -> tuple[float, dict[str, Tensor
 
 
 def _case(
-    model: nn.Module, head: str, schedule: str, form: str, styles: dict[str, str] | None, expected: Any
-) -> dict[str, Any]:
+    model: nn.Module, head: str, schedule: str, form: str, styles: dict[str, str] | None, expected: Any,
+    evaluated: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Errors against the figures ``expected`` in each order, and the largest logits of a step in the first one."""
     program = schedc.compile(schedule, P=2, **SCHEDULES.get(schedule, {"M": 4}))
-    errors, bits = [], set()
+    errors, bits = [], set[str]()
     tokens = batch()[0]
+    columns = model.get_submodule(head).weight.shape[0]  # type: ignore[union-attr]
     pipe = Pipeline(
-        deepcopy(model), program, loss_fn=ChunkedLoss(head), mesh=Mesh(2, tensor=2), tensor_plan=styles,
+        model, program, loss_fn=ChunkedLoss(head), mesh=Mesh(2, tensor=2), tensor_plan=styles,
         plan=Plan(loss=HeadLoss(form, CHUNK)), example={"input_ids": tokens[:2]}, timeout=60.0,
     )  # fmt: skip
-    columns = model.get_submodule(head).weight.shape[0]  # type: ignore[union-attr]
-    for _ in in_each_order(pipe):
-        with Logits([columns // 2, columns]) as made:
+    made = Logits([columns // 2, columns])
+    for order in in_each_order(pipe):
+        with made if order == "serial" else nullcontext():
             loss = pipe.step({"input_ids": tokens}, labels()).item()
         errors += [error_of(pipe, expected[1]), abs(loss - expected[0]) / expected[0]]
         bits.add(digest(pipe))
-        if len(errors) == 2:  # the order of a cell is no matter of an evaluation, which is recorded anew
+        if evaluated and order == "serial":  # the order of a cell is no matter of an evaluation, which is recorded anew
             result = pipe.evaluate({"input_ids": tokens}, labels(), outputs=True)
             assert result.loss.item() == loss or abs(result.loss.item() - loss) < 1e-15 * loss
             if result.outputs is not None:
@@ -124,18 +130,20 @@ def _refused() -> str:
 def families(rank: int, world: int, names: list[str], schedules: list[str], **sizes: Any) -> list[dict[str, Any]]:
     """A case for each family and schedule, tied and not, by the family's own plan of styles.
 
-    Each schedule has one form of the loss with a tied table, and the other form without.
+    Each schedule has one form of the loss with a tied table, and the other form without. The first one evaluates, too.
 
-    logits: rows and columns of the largest logits that a step makes here.
+    logits: rows and columns of the largest logits that a step makes here. seed, rounding: as of `steady`.
     """
     cases = []
-    for name in names:
-        for tied in (False, True):
-            with wide_norms():
-                model = family(name, **{"tie_word_embeddings": tied, "vocab_size": 80, **sizes})
-                expected = reference(model, lambda given: given["logits"])
-                for number, schedule in enumerate(schedules):
-                    form = ("early", "again")[(number + tied) % 2]
-                    row = {"family": name, "tied": tied, "schedule": schedule, "form": form}
-                    cases.append(row | _case(model, "lm_head", schedule, form, None, expected))
+    for name, tied in product(names, (False, True)):
+        of_seed = partial(family, name, **{"tie_word_embeddings": tied, "vocab_size": 80, **sizes})
+        with wide_norms():
+            seed, rounding, expected = steady(of_seed, lambda model, wide: reference(model, itemgetter("logits"), wide))
+            for number, schedule in enumerate(schedules):
+                form = ("early", "again")[(number + tied) % 2]
+                row = {"family": name, "tied": tied, "schedule": schedule, "form": form}
+                row |= {"seed": seed, "rounding": rounding}
+                cases.append(
+                    row | _case(of_seed(seed), "lm_head", schedule, form, None, expected, evaluated=not number)
+                )
     return cases

@@ -1,5 +1,6 @@
 """A model in long doubles for references: its outputs, gradients, auxiliary losses and biases of routers.
 
+`steady` draws a model whose gradients float64 can tell. One process is off, too, where a model is ill-conditioned.
 Layers of experts that were replaced by ours run as Transformers has them.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from schedc_runtime.moe.balance import loss_slope, updated_bias
 from schedc_runtime.moe.huggingface import original_names, original_state_dict
 from schedc_runtime.moe.layer import moe_layers
+from support.gradient_errors import rounding_of
 from support.wide_numbers import narrow, widen
 
 Given, Told = ParamSpec("Given"), TypeVar("Told")
@@ -37,17 +39,45 @@ def on_rank_0(reference: Callable[Given, Told]) -> Callable[Given, Told]:
     return told
 
 
-class WideModel:
-    """A copy of ``model`` in long doubles, called as it is."""
+class Case(NamedTuple):
+    """A model whose gradients float64 can tell. seed: that it was drawn by. expected: its figures in long doubles.
 
-    def __init__(self, model: Any) -> None:
+    rounding: the error of its gradients in one process in float64, as of `rounding_of`.
+    """
+
+    seed: int
+    rounding: float
+    expected: Any
+
+
+STEADY, DRAWS = 5e-15, 8
+
+
+def steady(model: Callable[[int], nn.Module], figures: Callable[[nn.Module, bool], Any]) -> Case:
+    """The first model whose gradients in float64 are off by `STEADY` at most; else the best one of `DRAWS`.
+
+    model: of a seed. figures: its loss and gradients, in long doubles or in float64. On all ranks alike.
+    """
+    cases = []
+    for seed in range(DRAWS):
+        expected = figures(model(seed), True)
+        cases.append(Case(seed, rounding_of(figures(model(seed), False)[1], expected[1]), expected))
+        if cases[-1].rounding <= STEADY:
+            break
+    return min(cases, key=lambda case: case.rounding)
+
+
+class WideModel:
+    """A copy of ``model``, called as it is. wide: in long doubles."""
+
+    def __init__(self, model: Any, wide: bool = True) -> None:
         self._layers = dict(moe_layers(model))
         if self._layers:
             whole = type(model)(model.config).double()
             whole.load_state_dict(original_state_dict(model))
         else:
             whole = deepcopy(model)
-        self._whole = widen(whole)
+        self._whole = widen(whole) if wide else whole
         self._names = original_names(model, [name for name, _ in model.named_parameters()])
         self._routed: dict[str, tuple[Tensor, Tensor]] = {}
         self._loads = {name: torch.zeros_like(layer.loads.chosen) for name, layer in self._layers.items()}
