@@ -42,7 +42,8 @@ class DrawnSchedule:
     @cached_property
     def _picture(self) -> Picture:
         chart = self.chart
-        return picture(chart.schedule, chart.timeline, chart.memory, chart.works, copies=chart.copies)
+        facts = chart.schedule, chart.timeline, chart.memory, chart.works
+        return picture(*facts, copies=chart.copies, origin=chart.origin)
 
     def _repr_html_(self) -> str:
         """The SVG as an image of its own, whose styles meet no others of the notebook."""

@@ -66,6 +66,13 @@ class Source:
         """The text of line ``number`` (from 1) without its newline; empty outside the file."""
         return self.lines[number - 1].rstrip("\r") if 1 <= number <= len(self.lines) else ""
 
+    def text_at(self, span: Span) -> str:
+        """The text of ``span`` on one line."""
+        lines = [self.line(number) for number in range(span.line, span.end_line + 1)]
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return " ".join(" ".join(lines).split())
+
     def span_at(self, start: int, end: int) -> Span:
         """The span of the characters ``start`` to ``end`` (offsets from 0, half-open)."""
         first = bisect_right(self._line_starts, start) - 1

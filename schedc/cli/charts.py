@@ -30,7 +30,8 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
     from schedc.drawing.svg import picture
 
     (chart,) = charts  # a picture shows one schedule
-    text, note = picture(chart.schedule, chart.timeline, chart.memory, chart.works, copies=chart.copies, width=width)
+    facts = chart.schedule, chart.timeline, chart.memory, chart.works
+    text, note = picture(*facts, copies=chart.copies, origin=chart.origin, width=width)
     return Drawing(in_form(text, form), "; ".join(filter(None, (note, left_out))))
 
 

@@ -11,7 +11,6 @@ import click
 from schedc.cli.common import (
     EPILOG,
     asked,
-    cost_arguments,
     failures_told,
     finish,
     json_argument,
@@ -22,6 +21,7 @@ from schedc.cli.common import (
     sizes_argument,
     slices_argument,
 )
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.job import KINDS
 from schedc.cli.many import FOREIGN, files_arguments, print_foreign
 from schedc.cli.recorded import record_argument
@@ -110,6 +110,7 @@ def compile_command(
 
 def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], folder: Path) -> list[str]:
     """Writes program, drawing and CSV into a folder, without files of an earlier program; returns their paths."""
+    from schedc.drawing.facts import origin_of
     from schedc.drawing.svg import draw_svg
     from schedc.interchange.refusals import foreign_op
     from schedc.interchange.torch_csv import to_torch_csv
@@ -117,13 +118,15 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     from schedc.plan.travelling import travelling_copies
 
     schedule, copies = analysis.schedule, travelling_copies(analysis)
-    timeline = analysis.timeline if copies is None else copies.timeline
+    timeline, origin = analysis.timeline if copies is None else copies.timeline, origin_of(analysis.costs, bool(copies))
     lacks = bool(foreign_op(schedule)) or len(program.works) > 0
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},
         **({} if lacks else {"schedule.csv": to_torch_csv(schedule).encode()}),
-        "schedule.svg": draw_svg(schedule, timeline, analysis.memory, analysis.works, copies=copies).encode(),
+        "schedule.svg": draw_svg(
+            schedule, timeline, analysis.memory, analysis.works, copies=copies, origin=origin
+        ).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name in {*(form.file for form in FORMS.values()), "schedule.csv"} - files.keys():

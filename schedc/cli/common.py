@@ -15,12 +15,10 @@ import click
 from schedc.cli.completion import complete_size
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.screen import coloured, is_quiet, painter, write_note
-from schedc.step.costs.keys import help_text
 
 if TYPE_CHECKING:
     from schedc.diagnostics import Diagnostic
     from schedc.load.library import Given
-    from schedc.step.costs.costs import Costs
 
 FINDINGS, USAGE, INTERNAL, INTERRUPTED = 1, 2, 4, 130
 
@@ -64,25 +62,6 @@ def schedule_arguments(command: F) -> F:
     return click.argument("schedule", type=ScheduleArgument())(sizes_argument(command))
 
 
-def cost_arguments(command: F) -> F:
-    """Adds --cost and --cost-file, which the command gets as ``costs``; options override the file."""
-
-    @wraps(command)
-    def with_costs(*, cost_options: tuple[str, ...], cost_file: Path | None, **rest: Any) -> Any:
-        return command(costs=_costs(cost_options, cost_file), **rest)
-
-    wrapped = click.option(
-        "--cost-file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Costs as TOML (docs/guide/costs.md); --cost overrides single values.",
-    )(with_costs)
-    return cost_words(wrapped)  # type: ignore[return-value]
-
-
-cost_words = click.option("--cost", "cost_options", multiple=True, metavar="NAME=NUMBER", help=help_text())
-"""Adds --cost, which the command gets as texts in ``cost_options``."""
-
-
 replicas_argument = click.option(
     "--replicas",
     type=click.IntRange(2),
@@ -120,15 +99,6 @@ def output_argument(command: F) -> F:
     return click.option(
         "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout."
     )(command)
-
-
-def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
-    """The costs by the options and the file. A wrong option is wrong usage; a wrong file is a finding."""
-    from schedc.step.costs.costs import Costs, load_costs
-
-    base = load_costs(path) if path else Costs()
-    with asked():
-        return Costs.from_options(options, base=base)
 
 
 @contextmanager

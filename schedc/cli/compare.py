@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, sizes_argument, write
+from schedc.cli.common import EPILOG, FINDINGS, json_argument, sizes_argument, write
 from schedc.cli.completion import complete_schedule
-from schedc.cli.frontier import DEFAULT, MOST_RANKS, check_priced, check_scaled
+from schedc.cli.cost_words import SCALED, SPLIT, check_scaled, scaled_arguments
+from schedc.cli.frontier import DEFAULT, MOST_RANKS, check_priced
 from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ _MOST_DRAWN = 64
 @click.command(epilog=EPILOG)
 @click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", shell_complete=complete_schedule)
 @sizes_argument
-@cost_arguments
+@scaled_arguments(SCALED, "a comparison", cells=True)
 @click.option(
     "--memory",
-    metavar="NUMBER",
+    metavar="MICROBATCHES",
     callback=above_zero("how many microbatches a rank can hold"),
     help="Microbatches that a rank can hold.",
 )
@@ -46,16 +47,17 @@ def compare_command(
 
     -D P and M are 8 and 32 by default. A row has step, bubble, memory, messages, and what the schedule needs.
 
-    One microbatch on one rank takes F, I and W, by default 1 each, however many stages the rank has. Below the table
-    stands which schedule is the shortest from which memory on, and at which latencies. -o writes a page with sliders.
+    One microbatch on one rank takes F, I and W, by default 1 each, however many stages the rank has. With a table
+    [cell] times are those from inside cells. Below the table stands which schedule is the shortest from which memory
+    on, and at which latencies. -o writes a page with sliders.
     Exit code 1 if a schedule is not legal at these sizes; the others are compared.
     """
     from schedc.frontier.compared import compare_schedules
     from schedc.report.compared import to_json, to_text
 
     sizes = {**DEFAULT, **sizes}
-    check_scaled(costs, "a comparison")
     if output is not None:
+        check_scaled(costs, SPLIT, "a page with sliders")
         check_priced(sizes["P"], sizes["M"], "a page has room where ", _MOST_DRAWN)
     compared = compare_schedules(tuple(dict.fromkeys(schedules)), sizes, costs)
     facts = to_json(sizes["P"], sizes["M"], compared, costs, memory)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import USAGE, cost_arguments, json_argument, print_findings, sizes_argument, write
+from schedc.cli.common import USAGE, json_argument, print_findings, sizes_argument, write
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, schedule_arguments
+from schedc.cli.common import EPILOG, FINDINGS, json_argument, schedule_arguments
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:

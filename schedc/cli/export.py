@@ -11,12 +11,12 @@ import click
 from schedc.cli.common import (
     EPILOG,
     asked,
-    cost_arguments,
     output_argument,
     replicas_argument,
     schedule_arguments,
     write,
 )
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.pictures import DOT, SUFFIXES
 from schedc.cli.recorded import record_argument

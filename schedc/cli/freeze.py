@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
+from schedc.cli.common import EPILOG, schedule_arguments
+from schedc.cli.cost_words import cost_arguments
 
 if TYPE_CHECKING:
     from schedc.load.library import Given

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, json_argument, sizes_argument, write
+from schedc.cli.common import EPILOG, json_argument, sizes_argument, write
+from schedc.cli.cost_words import SPLIT, scaled_arguments
 
 if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
@@ -21,7 +22,7 @@ DEFAULT = {"P": 8, "M": 32}
 
 @click.command(epilog=EPILOG)
 @sizes_argument
-@cost_arguments
+@scaled_arguments(SPLIT, "the frontier")
 @json_argument
 @click.option("--time", "seconds", type=click.FloatRange(min=1), help="Seconds to search cells below P microbatches.")
 @click.option(
@@ -49,7 +50,6 @@ def frontier_command(
         raise click.UsageError(f"the sizes are P and M, not {', '.join(sorted(unknown))}")
     ranks, microbatches = ({**DEFAULT, **sizes}[name] for name in DEFAULT)
     check_priced(ranks, microbatches)
-    check_scaled(costs, "the frontier")
     points = list(library_points(ranks, microbatches, costs))
     searched = list(kept_cells(ranks, microbatches, costs))
     searched += searched_cells(ranks, microbatches, costs, seconds) if seconds else []
@@ -66,21 +66,3 @@ def check_priced(ranks: int, microbatches: int, what: str = "", most: int = MOST
     """Refuses sizes that take too long. what: in front of the sizes in the message. most: the largest P."""
     if not (2 <= ranks <= most and 1 <= microbatches <= _MOST_MICROBATCHES):
         raise click.UsageError(f"{what}P is from 2 to {most}, and M from 1 to {_MOST_MICROBATCHES}")
-
-
-def check_scaled(costs: Costs, what: str) -> None:
-    """Refuses costs that do not scale with the stages of a rank. what: for what they are."""
-    from dataclasses import fields
-
-    from schedc.step.costs.costs import Costs as Given
-
-    default, scaled = Given(), ("F", "I", "W", "p2p")
-    other = [each.name for each in fields(costs) if each.compare and each.name not in (*scaled, "given")]
-    given = [name for name in other if getattr(costs, name) != getattr(default, name)]
-    given += [name for name in scaled if not isinstance(getattr(costs, name), float | int)]
-    if given:
-        named = ", ".join(f"`{name}`" for name in given)
-        raise click.UsageError(
-            f"{what} is of one F, I, W and p2p for all stages, not of {named}; `schedc check NAME` prices one schedule"
-            " under all costs"
-        )

@@ -134,7 +134,12 @@ class LayoutRequest:
     help="With --auto or --at auto. rank: the least load of the largest rank, then of the largest stage. makespan: the"
     " shortest step among the layouts that trade these two loads against each other.",
 )
-@click.option("--memory", type=float, help="With --auto or --at auto: the most that a rank may hold.")
+@click.option(
+    "--memory",
+    type=float,
+    help="With --auto or --at auto: the most that a rank may hold, in the unit of the costs "
+    "activations.KIND and parameters.KIND.",
+)
 @click.option(
     "--against",
     type=ScheduleArgument(),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, FINDINGS, asked, cost_words, sizes_argument, write
+from schedc.cli.common import EPILOG, FINDINGS, asked, sizes_argument, write
 from schedc.cli.completion import complete_schedule
+from schedc.cli.cost_words import cost_words
 
 if TYPE_CHECKING:
     from schedc.report.locked import Locked

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, progress_bar, schedule_arguments
+from schedc.cli.common import EPILOG, json_argument, note_plan, progress_bar, schedule_arguments
+from schedc.cli.cost_words import cost_arguments
 from schedc.units import equations
 
 if TYPE_CHECKING:

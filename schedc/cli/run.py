@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, need_runtime, schedule_arguments, slices_argument
+from schedc.cli.common import EPILOG, need_runtime, schedule_arguments, slices_argument
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.processes import handed_over, run_to_end
 
 if TYPE_CHECKING:

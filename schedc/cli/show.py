@@ -12,12 +12,12 @@ from schedc.cli.charts import cell_at, cell_drawing, drawing
 from schedc.cli.common import (
     EPILOG,
     asked,
-    cost_arguments,
     output_argument,
     replicas_argument,
     schedule_arguments,
     slices_argument,
 )
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (

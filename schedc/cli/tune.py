@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, schedule_arguments
+from schedc.cli.common import EPILOG, failures_told, json_argument, schedule_arguments
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.rule import tell_rule
 from schedc.cli.screen import write_note
 
@@ -33,7 +34,7 @@ _SECONDS = 30.0
 @cost_arguments
 @click.option(
     "--memory",
-    metavar="CAP",
+    metavar="CHUNKS",
     default="seed",
     show_default=True,
     help="The most that a rank may hold, in chunks (in the unit of the cost `activation`, if that is set): a number, "

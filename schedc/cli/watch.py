@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.charts import drawing
-from schedc.cli.common import EPILOG, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.common import EPILOG, output_argument, print_findings, schedule_arguments
+from schedc.cli.cost_words import cost_arguments
 from schedc.cli.pictures import TERM, check_converter, check_width, format_of, width_option
 from schedc.cli.screen import coloured, colours_of, width_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.drawing.cells import CellColumns, cells_of
-from schedc.drawing.facts import INSIDE, figures, weighted
+from schedc.drawing.facts import figures, origin_of, weighted
 from schedc.drawing.markup import plain_markup
 from schedc.ir.arrays import Int64
 from schedc.ir.schedule import Schedule
@@ -50,16 +50,14 @@ class Chart:
     ) -> Chart:
         """The chart of a timeline and a memory under these costs."""
         bubbles = classify(timeline, costs, works)
-        return cls(schedule, timeline, memory, bubbles, float(costs.p2p), works=works)
+        return cls(schedule, timeline, memory, bubbles, float(costs.p2p), origin=origin_of(costs), works=works)
 
     @classmethod
     def inside(cls, schedule: Schedule, memory: Memory, costs: Costs, copies: CopyRuns) -> Chart:
         """The chart of a step that is priced from inside its cells, with the copies that travel there."""
         timeline, latency = copies.timeline, float(costs.p2p)
         bubbles = classify_cells(timeline, timeline.end - timeline.start, latency)
-        what, _, where = INSIDE.partition(" ")
-        origin = ((what, where),)
-        return cls(schedule, timeline, memory, bubbles, latency, origin=origin, copies=copies)
+        return cls(schedule, timeline, memory, bubbles, latency, origin=origin_of(costs, inside=True), copies=copies)
 
     @classmethod
     def predicted(cls, schedule: Schedule, costs: Costs, dependencies: Dependencies | None = None) -> Chart:

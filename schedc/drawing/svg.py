@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from schedc.diagnostics import CompilerBug
 from schedc.drawing import frame, lanes, strips, work_lanes
 from schedc.drawing.cells import CellColumns, cells_of
-from schedc.drawing.facts import INSIDE, figures, weighted
+from schedc.drawing.facts import figures, weighted
 from schedc.drawing.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
 from schedc.drawing.markup import quantity
 from schedc.drawing.style import NO_MORE, WORKS, document
@@ -40,11 +41,12 @@ def draw_svg(
     works: WorkRuns | None = None,
     *,
     copies: CopyRuns | None = None,
+    origin: Sequence[tuple[str, str]] = (),
     title: str | None = None,
     width: float | None = None,
 ) -> str:
     """The text of `picture`. width: px."""
-    return picture(schedule, timeline, memory, works, copies=copies, title=title, width=width).text
+    return picture(schedule, timeline, memory, works, copies=copies, origin=origin, title=title, width=width).text
 
 
 def picture(
@@ -54,6 +56,7 @@ def picture(
     works: WorkRuns | None = None,
     *,
     copies: CopyRuns | None = None,
+    origin: Sequence[tuple[str, str]] = (),
     title: str | None = None,
     width: float | None = None,
 ) -> Picture:
@@ -62,12 +65,13 @@ def picture(
     The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are strips
     without numerals. Above `layout.LANES` ranks, or where strips are too large, edges are rounded more and lanes left
     out. The drawing says so.
-    title: replaces the schedule's name. width: px, at least `layout.NARROWEST`; by default, as many as the cells need.
+    origin: (name, value) of what the times are from. title: replaces the schedule's name. width: px, at least
+    `layout.NARROWEST`; by default, as many as the cells need.
     """
     cells = cells_of(schedule, timeline, memory, works, copies)
     detail: Detail | None = first_detail(cells)
     while detail:
-        result = _drawn(cells, timeline, memory, title or schedule.name, detail, width)
+        result = _drawn(cells, timeline, memory, origin, title or schedule.name, detail, width)
         size = len(result.text.encode())
         if size <= LIMIT:
             return result
@@ -79,6 +83,7 @@ def _drawn(
     cells: CellColumns,
     timeline: Timeline,
     memory: Memory,
+    origin: Sequence[tuple[str, str]],
     name: str,
     detail: Detail,
     wanted: float | None,
@@ -92,7 +97,7 @@ def _drawn(
     scale, plot_width = plot_size(cells, detail.strips, None if wanted is None else wanted - around)
     width = around + plot_width
 
-    facts = _header_facts(schedule, timeline, memory) + [INSIDE] * (cells.copies is not None)
+    facts = [*_header_facts(schedule, timeline, memory), *map(" ".join, origin)]
     head, y = frame.header(name, first_sentence(schedule.doc), facts, width)
     held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, detail.strips, y, width)

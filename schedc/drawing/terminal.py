@@ -58,7 +58,8 @@ def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) 
     lines: list[str] = []
     for chart, rows in zip(charts, figures, strict=True):
         facts = dict(chart.facts)
-        lines += [paint([StyledText(row, _BOLD)], colours) for row in wrap(chart.title, width)]
+        title = ", ".join([chart.title, *map(" ".join, chart.origin)])
+        lines += [paint([StyledText(row, _BOLD)], colours) for row in wrap(title, width)]
         lines += wrap(
             ", ".join(f"{name} {facts[name]}{_unit(name, facts[name])}" for name in _FACTS if name in facts), width
         )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
 import numpy as np
 
-from schedc.compiler import legal_schedule
+from schedc.cell.table import write_blocks
+from schedc.compiler import legal_schedule, price
 from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError, did_you_mean
 from schedc.elaborate.sizes import parameter_of_role
 from schedc.frontier.library import SizedSchedule
-from schedc.frontier.points import FrontierPoint, chunk_costs, point_of
+from schedc.frontier.points import FrontierPoint, chunk_costs, command_of, point_of
 from schedc.inputs import open_input
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.plan.passes import lower
 from schedc.step.costs.costs import Costs
-from schedc.step.dependencies import Dependencies
+from schedc.step.dependencies import Dependencies, reduce_by_rank
+from schedc.step.memory import measure_memory
 from schedc.step.rank_counts import counts
 from schedc.step.timeline import simulate
 from schedc.syntax.input import AppliedPlan, Input
@@ -38,7 +42,8 @@ class ComparedSchedule:
 
     name: as it was given. title: the name, with its sizes beside ranks and microbatches. makespan: in the unit of the
     costs. messages: of a step, from all ranks. needs: what the schedule asks of sizes, model and runtime. by_latency:
-    the makespan at each of the latencies that are compared.
+    the makespan at each of the latencies that are compared. blocks: those of a stage, where the costs have a table of
+    cells; the figures are then those from inside cells.
     """
 
     name: str
@@ -49,6 +54,7 @@ class ComparedSchedule:
     messages: int = 0
     needs: tuple[str, ...] = ()
     by_latency: tuple[float, ...] = ()
+    blocks: tuple[str, ...] = ()
 
 
 def compare_schedules(names: Sequence[str], sizes: Mapping[str, int], costs: Costs) -> list[ComparedSchedule]:
@@ -66,7 +72,12 @@ def compare_schedules(names: Sequence[str], sizes: Mapping[str, int], costs: Cos
 
 
 def compared_latencies(costs: Costs) -> tuple[float, ...]:
-    """[n] ascending, in the unit of the costs: `LATENCIES` times a third of the work, and the latency of the costs."""
+    """[n] ascending, in the unit of the costs: `LATENCIES` times a third of the work, and the latency of the costs.
+
+    With a table of cells, the latency of the costs alone.
+    """
+    if costs.cell is not None:
+        return (costs.p2p,)
     work = sum(float(each) for each in (costs.F, costs.I, costs.W) if isinstance(each, float | int))
     tried = [each * work / 3 for each in LATENCIES]
     return tuple(sorted([*(each for each in tried if not isclose(each, costs.p2p)), costs.p2p]))
@@ -78,8 +89,9 @@ def _compared(name: str, tree: Input, sizes: Mapping[str, int], costs: Costs) ->
     assert isinstance(tree, ScheduleTree)
     roles = {parameter_of_role(tree, role).name: sizes[name] for name, role in _COUNTED.items()}
     own = {name: sizes[name] for name in _free(tree) if name in sizes} | roles
+    measured = _measured if costs.cell is None else _measured_inside
     try:
-        return _measured(name, tree, own, costs)
+        return measured(name, tree, own, costs)
     except DiagnosticError as error:
         return ComparedSchedule(name, name, error.diagnostics[0].message)
 
@@ -118,6 +130,32 @@ def _measured(name: str, tree: ScheduleTree, sizes: dict[str, int], costs: Costs
     return ComparedSchedule(name, title, "", point, spans[costs.p2p], sent, needs, tuple(spans.values()))
 
 
+def _measured_inside(name: str, tree: ScheduleTree, sizes: dict[str, int], costs: Costs) -> ComparedSchedule:
+    """The schedule priced from inside cells, in the unit of the table: a stage has its part of the blocks of a rank.
+
+    The bubble is the step less what the busiest rank computes: idle time, and waits for exchanges.
+    """
+    assert costs.cell is not None
+    written, (row,) = legal_schedule(tree, sizes), costs.cell.blocks
+    v = written.stages // written.ranks
+    blocks = row[: len(row) // v]
+    if blocks * v != row:
+        layers = f"the layers of a rank, `{write_blocks(row)}`, are not {v} equal stages"
+        return ComparedSchedule(name, name, f"{layers}: give a multiple of {v} in `stages` of [cell]")
+    own = replace(costs, cell=costs.cell.with_blocks([blocks]))
+    step = lower(price(tree, sizes, own), "inside")
+    inside, dependencies, sized = step.inside, step.dependencies, SizedSchedule(name, sizes, step.schedule)
+    assert inside is not None
+    makespan = inside.late_wait.makespan
+    compute = np.array([of.prediction.compute for of in inside.kinds])[inside.kind]
+    work = float(reduce_by_rank(np.add, compute, dependencies.rank_start).max())
+    memory = float(measure_memory(step.schedule, own, dependencies).peak_memory.max()) / v
+    command = command_of(sized, costs) if v == 1 else ""
+    point = FrontierPoint(sized, makespan - work, memory, step.schedule.placement.pipes, command)
+    sent, needs = int(counts(dependencies)["messages"][0]), tuple(_needs(tree, step.schedule))
+    return ComparedSchedule(name, _title(tree, sized), "", point, makespan, sent, needs, (makespan,), blocks)
+
+
 def _title(tree: ScheduleTree, sized: SizedSchedule) -> str:
     counted = {parameter_of_role(tree, role).name for role in ("ranks", "microbatches")}
     more = {name: value for name, value in sized.schedule.sizes.items() if name not in counted}
@@ -133,7 +171,16 @@ def _needs(tree: ScheduleTree, schedule: Schedule) -> list[str]:
         (f"{placement.pipes} copies of the weights", placement.pipes > 1),
         ("overlapped pairs", bool((schedule.pair >= 0).any())),
     )
-    return [*(word for word, holds in facts if holds), *(each.text for each in tree.requires)]
+    return [*(word for word, holds in facts if holds), *(_required(tree, each.text) for each in tree.requires)]
+
+
+def _required(tree: ScheduleTree, condition: str) -> str:
+    """The condition, with the `let` lines of the names in it."""
+    named: list[str] = []
+    for let in reversed(tree.lets):
+        if any(re.search(rf"\b{let.name}\b", text) for text in (condition, *named)):
+            named.insert(0, tree.source.text_at(let.span).removeprefix("let "))
+    return f"{condition} where {', '.join(named)}" if named else condition
 
 
 def best_by_memory(compared: Sequence[ComparedSchedule]) -> list[tuple[float, ComparedSchedule]]:

@@ -16,6 +16,7 @@ from schedc.search.bounds import OpWindows
 from schedc.search.floors import rank_floors
 from schedc.search.problem import Freedom, problem_of
 from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import NAMES
 from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 
@@ -67,15 +68,16 @@ def point_of(sized: SizedSchedule, costs: Costs) -> FrontierPoint:
     bubble = timeline.makespan - float(timeline.busy.max())
     memory = float(measure_memory(sized.schedule, costs, timeline.dependencies).peak_memory.max())
     copies = sized.schedule.placement.pipes
-    return FrontierPoint(sized, bubble / v, memory / v, copies, _command(sized, costs))
+    return FrontierPoint(sized, bubble / v, memory / v, copies, command_of(sized, costs))
 
 
-def _command(sized: SizedSchedule, costs: Costs) -> str:
-    given = {key: getattr(costs, key) for key in ("F", "I", "W", "p2p")}
-    default = Costs()
+def command_of(sized: SizedSchedule, costs: Costs) -> str:
+    """The `schedc check` of a schedule at its sizes and costs."""
+    given, default = {key: getattr(costs, key) for key in NAMES}, Costs()
     sizes = "".join(f" -D {name}={value}" for name, value in sized.sizes.items())
     options = "".join(f" --cost {k}={v:.12g}" for k, v in given.items() if v != getattr(default, k))
-    return f"schedc check {sized.name}{sizes}{options}"
+    file = "" if costs.cell is None or costs.source is None else f" --cost-file {costs.source.name}"
+    return f"schedc check {sized.name}{sizes}{options}{file}"
 
 
 def floor_lines(ranks: int, microbatches: int, costs: Costs) -> Iterator[FloorLine]:

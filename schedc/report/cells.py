@@ -103,8 +103,9 @@ def to_text(facts: dict[str, Any]) -> list[str]:
     steady = "" if facts["hidden_steady"] is None else f", {facts['hidden_steady']:.4f} in overlapped pairs"
     shares = ", ".join(f"{name} {share:.3f}" for name, share in facts["shares"].items())
     lines = [
-        f"cells from inside: makespan {spans['inside']:g} (atomic {spans['atomic']:g}; overlapped, messages leave at "
-        f"the ends of cells {spans['overlapped']:g}; no order inside cells goes below {spans['floor']:g})",
+        f"cells from inside, in the times of [cell]: makespan {spans['inside']:g} (atomic {spans['atomic']:g}; "
+        f"overlapped, messages leave at the ends of cells {spans['overlapped']:g}; "
+        f"no order inside cells goes below {spans['floor']:g})",
         f"idle {idle['inside']:g} of a rank: {_removed(idle):.4f} of it gone as messages leave early and are waited "
         f"for late (leaving at the ends of cells {idle['overlapped']:g}, waited for at once {idle['early']:g})",
         f"communication {facts['communication']:g}, exposed {facts['exposed']:g}: hidden {facts['hidden_step']:.4f} of "

@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.compiler import Analysis
 from schedc.diagnostics import Diagnostic
+from schedc.drawing.facts import costs_json, costs_text
 from schedc.fixes import finding_json
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import NO_PLAN
@@ -44,6 +45,7 @@ def to_json(
         **_attachments(analysis),
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
+        "costs": costs_json(analysis.costs),
         "makespan": timeline.makespan,
         "busy": timeline.busy.tolist(),
         "bubble": timeline.bubble.tolist(),
@@ -269,8 +271,9 @@ def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check
 def _inside_text(facts: dict[str, Any]) -> str:
     """The fullest ranks between ops and inside cells."""
     peak, inside, limit = max(facts["peak_memory"]), max(facts["inside_memory"]), facts["memory_limit"]
-    room = f", {shown(inside - limit, up=True)} more than the plan's memory" if inside > limit else ""
-    return f"memory: a rank holds at most {shown(peak, up=True)}, and {shown(inside, up=True)} inside a cell{room}"
+    room = f" ({shown(inside - limit, up=True)} more)" if inside > limit else ""
+    held = f"memory: a rank holds at most {shown(peak, up=True)} between ops, of the plan's {shown(limit)}"
+    return f"{held}; by an estimate {shown(inside, up=True)} inside a cell{room}"
 
 
 def to_text(facts: dict[str, Any], every_rank: bool) -> str:
@@ -288,9 +291,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.plan.directives.recompute import slices_text
 
         lines += slices_text(facts)
+    costs = costs_text(facts["costs"]) + "; the step from inside cells stands below" * ("cells" in facts)
     lines.append(
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
-        f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
+        f"span bubble ratio {facts['span_bubble_ratio']:.4f} (costs {costs})"
     )
     lines += _chosen_text(facts)
     if "recomputation" in facts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from schedc.cell.table import write_blocks
+from schedc.drawing.facts import costs_json, costs_text
 from schedc.frontier.compared import ComparedSchedule, best_by_latency, best_by_memory, fitting
 from schedc.step.costs.costs import Costs
 from schedc.step.ratios import ratios
@@ -20,6 +22,7 @@ def to_json(
         "version": 1,
         "ranks": ranks,
         "microbatches": microbatches,
+        "costs": costs_json(costs),
         "memory": memory,
         "schedules": [_schedule(each, each in fit) for each in compared],
         "best_by_memory": [{"memory": least, "schedule": each.title} for least, each in best_by_memory(compared)],
@@ -47,14 +50,20 @@ def _schedule(each: ComparedSchedule, fits: bool) -> dict[str, Any]:
         "copies": point and point.copies,
         "messages": point and each.messages,
         "needs": list(each.needs),
+        "stages": write_blocks(each.blocks) or None,
         "fits": fits,
-        "command": point and point.command,
+        "command": (point and point.command) or None,
     }
 
 
 def to_text(facts: dict[str, Any]) -> Iterator[str]:
     """A table of the schedules, and what wins where. facts: those of `to_json`."""
-    yield f"P = {facts['ranks']}, M = {facts['microbatches']}: times and memory in microbatches of a rank"
+    inside = any(row["stages"] for row in facts["schedules"])
+    where = f"P = {facts['ranks']}, M = {facts['microbatches']}"
+    if inside:
+        yield f"{where}: times from inside cells, in the unit of [cell]; memory in microbatches of a rank"
+    else:
+        yield f"{where}: times and memory in microbatches of a rank, which takes {costs_text(facts['costs'])}"
     rows = facts["schedules"]
     width = max(len(row["title"]) for row in rows)
     yield f"  {'schedule':<{width}}     step   bubble   ratio   memory  copies  messages  needs"
@@ -81,7 +90,15 @@ def _winners(facts: dict[str, Any]) -> Iterator[str]:
         latencies.setdefault(", ".join(entry["schedules"]), []).append(f"{entry['p2p']:.4g}")
     for names, at in latencies.items():
         yield f"shortest at p2p = {', '.join(at)}: {names}"
+    inside = any(row["stages"] for row in facts["schedules"])
     commands = [row["command"] for row in facts["schedules"] if row["command"]]
     if commands:
-        yield "the same figures in chunks, v times as large:"
+        same = "the same figures from inside cells:" if inside else "the same figures in chunks, v times as large:"
+        yield same
         yield from (f"  {command}" for command in commands)
+    divided: dict[str, list[str]] = {}
+    for row in facts["schedules"]:
+        if row["stages"] and row["per_rank"] > 1:
+            divided.setdefault(row["stages"], []).append(row["title"])
+    for blocks, titles in divided.items():
+        yield f'with stages = "{blocks}" in [cell]: {", ".join(titles)}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schedc.drawing.facts import INSIDE
 from schedc.drawing.svg import picture
 from schedc.inputs import open_input
 from schedc.plan.passes import Step, lower
@@ -34,9 +35,10 @@ def timeline_svg(plan: Path) -> str:
     """The picture of a plan's order, in seconds and GB. Raises `DiagnosticError` for files that do not compile."""
     step = priced_file(plan)
     memory, title = _in_gigabytes(step.memory), f"{plan.name}: {step.schedule.name}, in seconds and GB"
-    return picture(
-        step.schedule, step.predicted, memory, step.works, copies=travelling_copies(step), title=title, width=_WIDTH
-    ).text
+    copies = travelling_copies(step)
+    origin = (INSIDE if copies else ("costs", f"of {costs_of_plan(plan).name}"),)
+    facts = step.schedule, step.predicted, memory, step.works
+    return picture(*facts, copies=copies, origin=origin, title=title, width=_WIDTH).text
 
 
 def _in_gigabytes(memory: Memory) -> Memory:

@@ -8,7 +8,7 @@ from typing import Any
 from schedc.inputs import without_places
 from schedc.ir.schedule import Schedule
 from schedc.report import floors
-from schedc.search.problem import ALL_SPLIT
+from schedc.search.problem import ALL_SPLIT, MEMORY_UNIT
 from schedc.search.tune import JudgedSchedule, TuningResult
 from schedc.units import equations
 
@@ -79,7 +79,7 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
         lines.append(floors.line_of_tune(facts["floor"]))
     if facts["rounding"]:
         lines.append(f"for the search, times are rounded down to multiples of {facts['rounding']:.2g}")
-    lines.append("rank  memory: cap  as it is  found")
+    lines.append(f"rank  memory: cap  as it is  found  ({MEMORY_UNIT})")
     caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap:g}" for cap in tuned.caps]
     for rank, cap in enumerate(caps):
         lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank]:>8g}  {best.peak[rank]:>5g}")

@@ -36,6 +36,9 @@ PAIRS_KEPT = "the pairs of the seed are kept, with their partners"
 NO_PAIRS = "no pairs"
 SEQUENCE = "microbatches in the sequence that the seed has on each stage"
 SPLIT_AS_SEED = "the backwards that the seed splits stay split, and only they"
+MEMORY_UNIT = "in chunks, or in the unit of the cost `activation`"
+"""What the numbers of a cap are."""
+
 ALL_SPLIT = "every backward split"
 
 

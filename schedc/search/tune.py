@@ -19,7 +19,7 @@ from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.known import known_starts
-from schedc.search.problem import Freedom, SearchProblem, problem_of
+from schedc.search.problem import MEMORY_UNIT, Freedom, SearchProblem, problem_of
 from schedc.search.rank_windows import RankWindows
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
@@ -394,7 +394,7 @@ def _nothing_fits(
     shown = f"{caps[0]:g}" if (caps == caps[0]).all() else ", ".join(f"{cap:g}" for cap in caps)
     status = "infeasible" if result is None else result.status
     said = {"infeasible": "exists", "missing": "was found without the solver"}.get(status, "was found in this time")
-    message = f"no order within memory {shown} {said}"
+    message = f"no order within a memory of {shown} ({MEMORY_UNIT}) {said}"
     notes = tuple(f"only orders with this in common were searched: {text}" for text in problem.limits)
     help = "; ".join(["raise --memory", *filter(None, [needs, NO_SOLVER if status == "missing" else ""])])
     return DiagnosticError([Diagnostic("S407", message, notes=notes, help=help, source=seed.source)])

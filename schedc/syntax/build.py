@@ -32,11 +32,7 @@ class TreeBuilder(PlanBuilder):
         raise CompilerBug("TreeBuilder", f"there is no method for the rule `{data}` of grammar.lark")
 
     def text(self, span: Span) -> str:
-        """The source text of ``span`` on one line."""
-        lines = [self.source.line(number) for number in range(span.line, span.end_line + 1)]
-        lines[-1] = lines[-1][: span.end_column - 1]
-        lines[0] = lines[0][span.column - 1 :]
-        return " ".join(" ".join(lines).split())
+        return self.source.text_at(span)
 
     # ---- files and schedules
 

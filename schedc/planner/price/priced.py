@@ -32,6 +32,7 @@ from schedc.step.cells import cell_pricing
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import Timeline, simulate
+from schedc.units import shown
 
 _ANY = 1e18
 """Bytes of a memory that no plan fills."""
@@ -86,7 +87,16 @@ class PricedPlan:
     def plan_text(self) -> str:
         """The text of the plan file."""
         memory = max(self.usable - self.reserve, 1.0) if self.fits else _ANY
-        return self.planned.plan_file(self.name, memory, self.notes)
+        return self.planned.plan_file(self.name, memory, (*self.notes, self._needs))
+
+    @property
+    def _needs(self) -> str:
+        """What fills the fullest rank: `memory` bounds the part that follows from the order."""
+        needed, usable, peak, reserve = map(shown, (self.needed, self.usable, max(self.peaks), self.reserve))
+        return (
+            f"The fullest rank needs {needed} of {usable}: {peak} between ops, and {reserve} of buffers, largest"
+            " gradients and gathered weights, for which `memory` leaves room."
+        )
 
     @cached_property
     def cost_text(self) -> str:

@@ -160,7 +160,7 @@ _REASONS = {
 """Why a method is chosen: where it sends about as few copies to other nodes as any, and where it does not."""
 
 _IN_ONE_NODE = {
-    "flat": "a copy for each expert takes about as long, or the speed of the links in it is not known",
+    "flat": "a copy for each expert takes about as long, or `topology` says no speed of the links in it",
     "hierarchical": "a rank that holds several of a token's experts gets one copy",
 }
 

@@ -109,14 +109,3 @@ def with_keys(
         return cls
 
     return extended
-
-
-def help_text() -> str:
-    """What ``--cost`` says: the keys by table, and their defaults."""
-    times, memory = (", ".join(TABLES[table]) for table in TABLES)
-    values: dict[str, list[str]] = {}
-    for key in KEYS:
-        values.setdefault("+".join(key.sums) or f"{key.default:g}", []).append(key.name)
-    defaults = ", ".join("=".join([*names, value]) for value, names in values.items())
-    factors = "microbatches: factors of all times, one per microbatch"
-    return f"A time ({times}) or memory ({memory}). Defaults: {defaults}. {factors}."

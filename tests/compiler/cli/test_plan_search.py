@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.planner.presets.library import files
 from schedc.planner.times.skew import fullest_rank
+from schedc.units import shown
 from support.sweeps import swept
 
 SEARCH = (
@@ -248,7 +249,13 @@ def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
     assert "## Times of products in fp8; no line says it.\n## Times with 1.5 times" in path.read_text()
     assert schedc("fmt", "--check", str(path)).exit_code == 0
     checked = schedc("check", str(path), "--cost-file", str(path.with_suffix(".costs.toml")), "--json")
-    assert json.loads(checked.stdout)["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
+    facts = json.loads(checked.stdout)
+    assert facts["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
+    needed, between = plan["memory"]["needed_bytes"], max(facts["peak_memory"])
+    (note,) = (note for note in facts["plan"]["notes"] if note.startswith("The fullest rank needs"))
+    parts = f"{shown(between)} between ops, and {shown(needed - between)} of buffers"
+    assert note.startswith(f"The fullest rank needs {shown(needed)} of")
+    assert parts in note
 
 
 @pytest.mark.slow

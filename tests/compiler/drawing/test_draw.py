@@ -17,6 +17,7 @@ import pytest
 from schedc.compiler import legal_schedule
 from schedc.drawing import palette, svg
 from schedc.drawing.cells import Curve
+from schedc.drawing.facts import origin_of
 from schedc.drawing.layout import STRIP_LANE, STRIPS_ABOVE, Detail, DrawingLayout
 from schedc.drawing.markup import quantity, text_width
 from schedc.drawing.strips import coarse
@@ -55,7 +56,7 @@ class Drawn:
 
 def draw(of: Schedule, costs: Costs | None = None, **options: str) -> Drawn:
     timeline, memory = simulate(of, costs), measure_memory(of, costs)
-    return Drawn(timeline, memory, draw_svg(of, timeline, memory, **options))
+    return Drawn(timeline, memory, draw_svg(of, timeline, memory, origin=origin_of(costs or Costs()), **options))
 
 
 def rects(group: ET.Element, style: str = "") -> list[tuple[float, float]]:
@@ -232,6 +233,11 @@ def test_the_same_input_gives_the_same_bytes() -> None:
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )
         assert run.stdout.strip() == here
+
+
+def test_a_drawing_names_its_costs() -> None:
+    uneven = draw(schedule(PAIR, linear(2, 3)), UNEVEN)
+    assert "costs F = I = 1, W = 0.5, FB = 2.4, p2p = 0.05, activation = 3" in uneven.text
 
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches"), [("dualpipev", 4, 10), ("dualpipe", 8, 20)])

@@ -32,6 +32,38 @@ def test_rows_and_winners_are_what_check_says() -> None:
     assert len(facts["best_by_memory"]) > 1
 
 
+def test_all_costs_of_check_count(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.toml"
+    costs.write_text('schema = "schedc.costs/1"\n[ops]\nF = 2\nB = 5\nFB = 6\n[memory]\nactivation = 3\n')
+    facts = facts_of("compare", "dualpipev", "1f1b", "-D", "P=4", "-D", "M=8", "--cost-file", str(costs))
+    assert all(is_checked(row) for row in facts["schedules"])
+    assert facts["costs"] == {"F": 2, "I": 1, "W": 1, "B": 5, "FB": 6, "activation": 3}
+    for refused in ("dp=1", "F=1,2,3,4", "microbatches=1,2,3,4,5,6,7,8"):
+        answer = schedc("compare", "1f1b", "-D", "P=4", "-D", "M=8", "--cost", refused)
+        assert (answer.exit_code, f"`{refused.partition('=')[0]}`" in answer.stderr) == (2, True), refused
+
+
+def test_cells_are_priced_from_inside_with_the_layers_of_a_rank(tmp_path: Path) -> None:
+    cells = "examples/costs/cells.toml"
+    asked = ("-D", "P=4", "-D", "M=8", "--cost-file", cells)
+    rows = {row["schedule"]: row for row in facts_of("compare", "dualpipe", "dualpipev", "1f1b", *asked)["schedules"]}
+    halved = tmp_path / "halved.toml"
+    halved.write_text(Path(cells).read_text(encoding="utf-8").replace("moe*4", "moe*2"), encoding="utf-8")
+    for name, file in {"dualpipe": cells, "1f1b": cells, "dualpipev": str(halved)}.items():
+        checked = facts_of("check", name, *asked[:4], "--cost-file", file)["cells"]
+        assert rows[name]["makespan"] == checked["makespan"]["inside"], name
+        # all ranks compute as much, so that what a rank computes is the mean share
+        computed = checked["shares"]["compute"] * rows[name]["makespan"]
+        assert rows[name]["bubble"] == pytest.approx(rows[name]["makespan"] - computed), name
+    assert [rows[name]["stages"] for name in ("dualpipe", "dualpipev")] == ["moe*4", "moe*2"]
+    assert "are not 8 equal stages" in schedc("compare", "zb_wave", "-D", "w=4", *asked).stdout
+
+
+def test_a_condition_says_what_its_names_mean() -> None:
+    (row,) = facts_of("compare", "interleaved_1f1b", "-D", "P=4", "-D", "M=8")["schedules"]
+    assert row["needs"][-1] == "M % rounds == 0 where rounds = max(1, M // P)"
+
+
 @pytest.mark.slow
 def test_winners_by_latency_are_those_of_steps_at_that_latency() -> None:
     facts = facts_of("compare", *NAMES, "-D", "P=4", "-D", "M=8", "--memory", "4")

@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from schedc.cli import main
+from schedc.cli.cost_words import help_text
 from schedc.diagnostics import DiagnosticError
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, StageCosts, parse_costs
-from schedc.step.costs.keys import KEYS, CostKey, help_text
+from schedc.step.costs.keys import KEYS, CostKey
 from support.paths import ROOT
 
 
