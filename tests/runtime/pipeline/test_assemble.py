@@ -57,8 +57,9 @@ def test_each_part_is_set_by_one_step() -> None:
 
 
 def test_a_mesh_of_other_ranks_is_refused_before_anything_connects() -> None:
-    with pytest.raises(RuntimeFault, match="the program is for 2 ranks, the mesh has 4 in a pipeline"):
+    with pytest.raises(RuntimeFault, match="the program is for 2 ranks, the mesh has 4 in a pipeline") as refused:
         assemble(settings(Mesh(4)))
+    assert "with P=4" in refused.value.help
 
 
 @pytest.mark.parametrize(

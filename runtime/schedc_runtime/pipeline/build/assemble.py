@@ -92,7 +92,8 @@ def choose_mesh(assembly: Assembly) -> None:
     assembly.mesh = mesh_for(assembly.plan, program, settings.mesh)
     if assembly.mesh.pipeline != program.ranks:
         raise RuntimeFault(
-            f"the program is for {program.ranks} ranks, the mesh has {assembly.mesh.pipeline} in a pipeline"
+            f"the program is for {program.ranks} ranks, the mesh has {assembly.mesh.pipeline} in a pipeline",
+            f"compile the schedule with P={assembly.mesh.pipeline}, or take a mesh with {program.ranks} pipeline ranks",
         )
 
 
