@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +20,17 @@ if TYPE_CHECKING:
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(min=1),
+    help="Seconds after which times that are not decided yet are left out, and named; default: no limit.",
+)
 @click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX, and nothing else.")
 @json_argument
-def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
+def report_command(
+    schedule: Given, sizes: dict[str, int], costs: Costs, seconds: float | None, as_latex: bool, as_json: bool
+) -> None:
     """Derive formulas of bubble, peaks and messages of SCHEDULE.
 
     Formulas are fitted to all linear pieces of the times at many sizes, and decided for all costs at these sizes and at
@@ -38,7 +47,6 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
     from schedc.formulas.derive import derive
     from schedc.inputs import open_family
     from schedc.report.formulas import to_json, to_text
-    from schedc.report.plan import to_text as plan_text
 
     if costs.microbatches and (as_latex or costs.cell is None):
         raise click.UsageError("the costs give `microbatches`, and formulas speak of microbatches of equal cost")
@@ -53,24 +61,34 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
         def progress(done: int, total: int) -> None:
             bar.update(done * 100 // total - bar.pos)
 
-        facts = to_json(derive(tree, progress))
+        facts = to_json(derive(tree, progress, seconds=seconds))
     attached = _attached(schedule)
     if as_json:
         click.echo(json.dumps(facts | ({"plan": attached} if attached else {}) | cells | floor))
         return
     click.echo(to_text(facts, as_latex))
-    for line in plan_text(attached) if attached else ():
+    for line in _further(attached, floor, cells, bool(costs.microbatches)):
         click.echo(line)
+
+
+def _further(
+    attached: dict[str, Any] | None, floor: dict[str, Any], cells: dict[str, Any], factors: bool
+) -> Iterator[str]:
+    """The lines below the formulas. factors: whether the costs give factors of microbatches."""
+    if attached:
+        from schedc.report.plan import to_text as plan_text
+
+        yield from plan_text(attached)
     if floor:
         from schedc.report.floors import ranks_text
 
-        click.echo("\n".join(ranks_text(floor["floor"])))
+        yield from ranks_text(floor["floor"])
     if cells:
         from schedc.report.cells import to_text as cells_text
 
         size = equations(cells["cells"]["sizes"])
-        given = ", with the factors of microbatches that the costs give" if costs.microbatches else ""
-        click.echo("\n".join([f"at {size}{given}:", *cells_text(cells["cells"])]))
+        yield f"at {size}{', with the factors of microbatches that the costs give' * factors}:"
+        yield from cells_text(cells["cells"])
 
 
 def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from schedc.exact.cone import Cone, Vector, dot
@@ -144,6 +144,7 @@ def _rank(rows: Sequence[Vector]) -> int:
     return _eliminated(rows)[0]
 
 
+@lru_cache(maxsize=4096)
 def volume(cone: Cone) -> Fraction:
     """Volume of the cone's points whose coordinates sum to 1, times a constant of the dimension; 0 for a flat cone."""
     borders = [sum(1 << i for i, tight in enumerate(cone.tight) if tight >> row & 1) for row in range(cone.rows)]

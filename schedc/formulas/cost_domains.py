@@ -25,7 +25,7 @@ _WHOLE = 1 << 20
 
 
 def spaces_of(sizes: Sequence[Dependencies]) -> tuple[Space, ...]:
-    """The spaces for the cells of some sizes: without latency, F = I = W, and with a small latency.
+    """The spaces for the cells of some sizes: without latency, F = I = W, both of them with a small latency.
 
     F = I = W is left out where no backward is split. All spaces have the symbols that the cells of any size need.
     """
@@ -34,9 +34,12 @@ def spaces_of(sizes: Sequence[Dependencies]) -> tuple[Space, ...]:
     named -= {"B"} if split else set()
     plain = Space(tuple(s for s in _TYPICAL if s in named), split)
     equal = replace(plain, symbols=tuple(s for s in plain.symbols if s not in ("I", "W")), equal=True)
-    late = replace(plain, symbols=(*plain.symbols, "p2p"))
-    late = replace(late, narrowed=tuple(_small(late, s) for s in plain.symbols if s != "FB"))
-    return (plain, equal, late) if split else (plain, late)
+    return (plain, equal, _with_latency(plain), _with_latency(equal)) if split else (plain, _with_latency(plain))
+
+
+def _with_latency(space: Space) -> Space:
+    late = replace(space, symbols=(*space.symbols, "p2p"))
+    return replace(late, narrowed=tuple(_small(late, symbol) for symbol in space.symbols if symbol != "FB"))
 
 
 def _small(space: Space, cost: str) -> Bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -89,10 +90,19 @@ class Derivation:
     counts: tuple[CountResult, ...]
 
 
+class _OutOfTime(Exception):
+    """The seconds of a derivation are over."""
+
+
 def derive(
-    tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: SizeGrid | None = None
+    tree: ScheduleTree,
+    progress: Callable[[int, int], None] | None = None,
+    grid: SizeGrid | None = None,
+    seconds: float | None = None,
 ) -> Derivation:
-    """Formulas of times and counts, each decided at all sizes looked at: fitted ones and held-out ones. Deterministic.
+    """Formulas of times and counts, each decided at all sizes looked at: fitted ones and held-out ones.
+
+    Deterministic, but for the times that are left out after so many seconds.
 
     progress: called with the measurements done and their number. grid: the sizes; by default those of `size_grid`.
     Raises `DiagnosticError`: the findings at the first size tried if no size is legal, S503 if too few are.
@@ -101,15 +111,19 @@ def derive(
     _require_sizes(tree, grid)
     spaces = spaces_of([size.cells for size in (*grid.fitted, *grid.held_out)])
     total, done = len(spaces) * len(TIMES) * (len(grid.fitted) + 1), 0
+    last = None if seconds is None else perf_counter() + seconds
 
     def tick(count: int = 1) -> None:
         nonlocal done
         done += count
         if progress:
             progress(done, total)
+        if last is not None and perf_counter() > last:
+            raise _OutOfTime
 
-    times = [result for space in spaces for result in _times(grid, space, tick)]
-    return Derivation(tree, grid, tuple(times), _counts(grid))
+    first = sorted(range(len(spaces)), key=lambda place: spaces[place].dimension)  # the quicker ones
+    times = {place: tuple(_times(grid, spaces[place], tick)) for place in first}
+    return Derivation(tree, grid, tuple(each for place in sorted(times) for each in times[place]), _counts(grid))
 
 
 def _require_sizes(tree: ScheduleTree, grid: SizeGrid) -> None:
@@ -128,11 +142,14 @@ def _require_sizes(tree: ScheduleTree, grid: SizeGrid) -> None:
 def _times(grid: SizeGrid, space: Space, tick: Callable[..., None]) -> Iterator[TimeResult]:
     fitted, held_out = ([times_at(size.cells, space) for size in some] for some in (grid.fitted, grid.held_out))
     for name in TIMES:
-        if None in fitted or None in held_out:
-            tick(len(fitted) + 1)
-            yield _unknown(name, space, grid, "it is not convex in the costs")
-        else:
-            yield _time(name, grid, space, [t for t in fitted if t], [t for t in held_out if t], tick)
+        try:
+            if None in fitted or None in held_out:
+                tick(len(fitted) + 1)
+                yield _unknown(name, space, grid, "it is not convex in the costs")
+            else:
+                yield _time(name, grid, space, [t for t in fitted if t], [t for t in held_out if t], tick)
+        except _OutOfTime:
+            yield _unknown(name, space, grid, "it was left undecided as the seconds of --time were over")
 
 
 def _unknown(name: str, space: Space, grid: SizeGrid, why: str) -> TimeResult:
@@ -155,11 +172,12 @@ def _time(
     table, other = columns(grid.fitted, names), columns(grid.held_out, names)
     latency = "p2p" in space.symbols  # the formulas of few microbatches would fill pages
     regimes = find_regimes(rows, table, names, remainders=not latency)
-    sizes = [DecidedSize(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
+    sizes = [DecidedSize(table, row, space, times, TIMES[name], rows[row]) for row, times in enumerate(fitted)]
     sizes += [DecidedSize(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
     kept: list[Piece] = []
     failures: list[FailedPiece | Untried] = []
     for piece in (piece for regime in regimes for piece in pieces_of(regime, rows, table, names)):
+        tick(0)
         outcome = prove(piece, sizes, table, names)
         if isinstance(outcome, Piece):
             kept.append(outcome)

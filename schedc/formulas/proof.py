@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -15,6 +15,7 @@ from schedc.exact.space import Space
 from schedc.exact.statement import Comparison
 from schedc.exact.times import LinearTimes, Quantity
 from schedc.formulas.fit import LinearForm, Names, Table, chosen_rows
+from schedc.formulas.measure import MeasuredTimes
 from schedc.formulas.pieces import (
     Example,
     FailedPiece,
@@ -33,18 +34,24 @@ from schedc.formulas.regions import SizeRegion
 
 @dataclass(frozen=True, eq=False)
 class DecidedSize:
-    """A size at which pieces are decided: row ``row`` of ``table``, with its times."""
+    """A size at which pieces are decided: row ``row`` of ``table``, with its times.
+
+    measured: the time in all its pieces, where they are known; it answers in place of simulations.
+    """
 
     table: Table
     row: int
     space: Space
     times: LinearTimes
     quantity: Quantity
+    measured: MeasuredTimes | None = None
 
     def coefficients(self, form: LinearForm) -> tuple[Vector, int]:
         return coefficients(form, self.table, self.row)
 
     def values(self, vectors: Sequence[Vector]) -> list[int]:
+        if self.measured is not None:
+            return [self.measured.value(vector) for vector in vectors]
         return self.times.values(self.quantity, vectors)
 
     def inside(self, region: SizeRegion, names: Names) -> bool:
@@ -110,22 +117,28 @@ def _prove_at(piece: Piece, size: DecidedSize) -> _Proof | FailedPiece:
     if dot(vector, cone.interior) != scale * values[0]:
         return _failure(piece.form, size, cone.interior)
     if wrong := next((r for r, v in zip(vectors, values, strict=True) if scale * v != dot(vector, r)), None):
-        return _failure(piece.form, size, _near(wrong, cone.interior, vector, scale, size))
+        differs = lambda x, time: dot(vector, x) != scale * time  # noqa: E731
+        return _failure(piece.form, size, _near(wrong, cone.interior, differs, size))
     return _Proof(share, size.times.even(size.quantity, cone.interior))
 
 
-def _near(ray: Vector, point: Vector, form: Vector, scale: int, size: DecidedSize) -> Vector:
-    """A vector inside the cone at which a form fails, near a ray at which it fails."""
+def _near(ray: Vector, point: Vector, fails: Callable[[Vector, int], bool], size: DecidedSize) -> Vector:
+    """A vector inside the cone at which a form fails, near a ray at which it fails. fails: of a vector and its time."""
     factor = 1
     while True:
         near = tuple(factor * a + b for a, b in zip(ray, point, strict=True))
-        if dot(form, near) != scale * size.values([near])[0]:
+        if fails(near, size.values([near])[0]):
             return near
         factor *= 10
 
 
 def _above(vector: Vector, scale: int, size: DecidedSize) -> Vector | None:
     """Costs at which a form exceeds the time; None if it never does."""
+    if size.measured is not None:  # the time is linear between the points of its epigraph
+        epigraph = size.measured.epigraph
+        points = zip(epigraph.points, epigraph.heights, strict=True)
+        higher = next((point for point, height in points if dot(vector, point) > scale * height), None)
+        return higher and _near(higher, size.space.cone.interior, lambda x, time: dot(vector, x) > scale * time, size)
     claim = Comparison(">=", tuple(-c for c in vector), ((size.quantity, scale),))
     try:
         refuted = decide(claim, size.space.cone, size.times)

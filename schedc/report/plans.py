@@ -332,8 +332,11 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"of the best plan, {', '.join(facts['axis_ends'])}"
     if facts["space"]["restrictions"]:
         yield f"the space: {'; '.join(facts['space']['restrictions'])} (all: --space-facts)"
+    unused = defaultdict[str, list[str]](list)
     for left in facts["left_out"]:
-        yield f"left out: {left['schedule']}: {left['reason']}"
+        unused[left["reason"]].append(left["schedule"])
+    for reason, schedules in unused.items():
+        yield f"no plan of any space has the schedule {' or '.join(schedules)}: {reason}"
     if facts["extrapolates"]:
         yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
 

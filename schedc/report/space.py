@@ -53,7 +53,10 @@ def restrictions(facts: Sequence[SpaceFact], conditions: Sequence[PlanCondition]
     chosen = {fact.axis: None for fact in facts if fact.chosen}
     offered = (f"{fact.axis} {_listed(fact)}" for fact in facts if fact.used and fact.axis in chosen)
     split = (f"{_listed(fact)} not split by tp" for fact in facts if fact.axis == "parts that tp splits" and fact.why)
-    return [f"no {', '.join(lines)}", *split, *offered, *(condition.option for condition in conditions)]
+    texts: dict[str, list[str]] = {}
+    for condition in conditions:
+        texts.setdefault(condition.by, []).append(f"'{condition.text}'")
+    return [f"no {', '.join(lines)}", *split, *offered, *(f"{by} {', '.join(own)}" for by, own in texts.items())]
 
 
 def _listed(fact: SpaceFact) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,11 @@ _MLP = ("mlp", "feed_forward", "ffn")
 """Names of the MLP in a dense block."""
 _ATTENTION = ("attention", "attn", "self_attention", "self_attn")
 """Names of the attention in a block."""
+_NEEDED = {
+    Level.FULL: ("MLP", f"name the MLP of a block {', '.join(f'`{n}`' for n in _MLP)}, or write `recompute layer`"),
+    Level.NORM: ("norm", "leave the line out, or give the class of a norm a name that ends in `Norm`"),
+}
+"""What a level runs a second time in a dense block, and what to do about a block without it."""
 
 
 class Recomputation:
@@ -131,26 +136,22 @@ def install(module: nn.Module, blocks: Iterable[str] = ()) -> None:
             layer.__dict__["forward"] = _RegionForward(layer, call, inner)
 
 
-def check_mlps(module: nn.Module, blocks: Iterable[str], plan: Recompute, stage: int) -> None:
-    """Check that each dense block whose level is `Level.FULL` has an MLP to run a second time.
+def check_repeated(module: nn.Module, blocks: Iterable[str], plan: Recompute, stage: int) -> None:
+    """Check that blocks have an MLP for `Level.FULL`, and a norm for `Level.NORM`, which run a second time.
 
-    blocks: paths of the stage's layers in ``module``. Raises `StageError` for blocks without one.
+    blocks: paths of the stage's layers in ``module``. Raises `StageError` for blocks without it.
     """
-    full = [path for layer, path in enumerate(blocks) if plan.of_layer(layer) is Level.FULL]
-    if not full:
-        return
-    found = [id(part) for level, part in _regions(module) if level is Level.FULL]
+    levels = {path: plan.of_layer(layer) for layer, path in enumerate(blocks)}
+    for needed, (part, help) in _NEEDED.items():
+        paths = [path for path, level in levels.items() if level is needed]
+        found = [id(layer) for level, layer in _regions(module) if level is needed] if paths else []
 
-    def has_mlp(part: nn.Module) -> bool:
-        return isinstance(part, Exchange) or id(part) in found or hasattr(part, "recomputed_from")
+        def has_part(layer: nn.Module, found: Collection[int] = found) -> bool:
+            return isinstance(layer, Exchange) or id(layer) in found or hasattr(layer, "recomputed_from")
 
-    lacking = [f"`{path}`" for path in full if not any(map(has_mlp, module.get_submodule(path).modules()))]
-    if lacking:
-        names = ", ".join(f"`{name}`" for name in _MLP)
-        raise StageError(
-            f"stage {stage}: `recompute full` finds no MLP in {', '.join(lacking)}",
-            f"name the MLP of a block {names}, or write `recompute layer`",
-        )
+        lacking = [f"`{path}`" for path in paths if not any(map(has_part, module.get_submodule(path).modules()))]
+        if lacking:
+            raise StageError(f"stage {stage}: `recompute {needed}` finds no {part} in {', '.join(lacking)}", help)
 
 
 def uninstall(module: nn.Module) -> None:
@@ -210,6 +211,13 @@ def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
             yield Level.FULL, layer
         elif name.rpartition(".")[2] in _ATTENTION and _runs_twice(layer):
             yield Level.LAYER, layer
+
+
+def dense_mlps(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(path, MLP) of the modules that `Level.FULL` runs a second time outside of layers with experts."""
+    return (
+        (path, module.get_submodule(path)) for path in region_paths(module, Level.FULL) if path.split(".")[-1] in _MLP
+    )
 
 
 def region_paths(module: nn.Module, level: Level) -> list[str]:

@@ -22,7 +22,7 @@ from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.random_numbers.numbering import Numbering
 from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.recompute.layers import unmark_layers
-from schedc_runtime.recompute.levels import Recomputation, check_mlps, draws, region_paths
+from schedc_runtime.recompute.levels import Recomputation, check_repeated, draws, region_paths
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.random_state import gpus
@@ -210,10 +210,10 @@ class StageBase(OffloadedStage):
     def install_regions(self, plan: Recompute) -> None:
         """Make regions of the module's parts, which know their layer where ``plan`` has levels of layers.
 
-        Raises `StageError` for levels of more layers than the stage has, and as `check_mlps`.
+        Raises `StageError` for levels of more layers than the stage has, and as `check_repeated`.
         """
         unmark_layers(self.module)
-        check_mlps(self.module, self.blocks, plan, self.index)
+        check_repeated(self.module, self.blocks, plan, self.index)
         install_regions(self.module, self.blocks if plan.level >= Level.LAYER else ())
         if plan.layers:
             from schedc_runtime.layer_levels import mark_layers

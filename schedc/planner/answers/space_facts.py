@@ -19,7 +19,7 @@ from schedc.planner.price.copies import COPYING
 from schedc.planner.price.plan_lines import unused_lines
 from schedc.planner.space.axes import OUTER_AXES, PlanAxes
 from schedc.planner.space.blocks import InnerAxes, PlanBlock
-from schedc.planner.space.space import INNER_LAWS, NO_SCHEDULE, OUTER, PlanSpace
+from schedc.planner.space.space import INNER_LAWS, NO_SCHEDULE, OUTER, PlanSpace, inner_kind
 from schedc.planner.times.problem import PlanProblem
 
 Value: TypeAlias = Any
@@ -130,8 +130,9 @@ def _passed(space: PlanSpace) -> Iterator[tuple[str, Collection[str], set[Pair]]
     options = tuple(dict.fromkeys(order for prefix in prefixes for order in space.orders(*prefix.order_key)))
     yield NO_SCHEDULE, ("schedule", "overlap"), _pairs("orders", options)
     values = space.values
-    left = {"orders": options, "levels": values.levels, "layouts": values.layouts, "methods": values.methods}
-    kinds = {(prefix.pp, prefix.vpp, prefix.ep > 1): prefix for prefix in prefixes}.values()
+    left: dict[str, tuple[Any, ...]] = {"orders": options, "zeros": values.zero}
+    left |= {"levels": values.levels, "layouts": values.layouts, "methods": values.methods}
+    kinds = {inner_kind(prefix, space.model): prefix for prefix in prefixes}.values()
     for law in INNER_LAWS:
         left[law.axis] = tuple(
             value for value in left[law.axis] if any(law.keeps(value, each, space.model) for each in kinds)

@@ -256,4 +256,5 @@ def open_restriction(name: str) -> Restriction:
         message = f"there is no restriction `{name}`"
         raise RequestError([Diagnostic("S713", message, help=did_you_mean(name, shipped))])
     table = shipped[name]
-    return Restriction(name, table["says"], table["source"], tuple(map(read_condition, table["conditions"])))
+    conditions = tuple(read_condition(text, f"--restrict {name}:") for text in table["conditions"])
+    return Restriction(name, table["says"], table["source"], conditions)

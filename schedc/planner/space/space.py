@@ -71,8 +71,23 @@ INNER_LAWS = (
         "rows travel where experts lie on several ranks",
         lambda method, at, _: method == VALUES["alltoall"][0] or at.ep > 1,
     ),
+    InnerLaw(
+        "zeros",
+        "states are sharded over replicas, and no rank has one",
+        lambda zero, at, model: zero <= 1 or has_replicas(at, model),
+    ),
 )
-"""What follows for the inner axes from pp, vpp, and whether all experts lie on one rank."""
+"""What follows for the inner axes from the outer ones, see `inner_kind`."""
+
+
+def has_replicas(at: Prefix, model: ModelSizes) -> bool:
+    """Whether several devices hold the same parameters, or the same experts."""
+    return bool(at.replicas > 1 or (model.moe and at.expert_replicas > 1))
+
+
+def inner_kind(at: Prefix, model: ModelSizes) -> tuple[int, int, bool, bool]:
+    """What `INNER_LAWS` follow from: the inner axes of prefixes with the same value have the same values."""
+    return at.pp, at.vpp, at.ep == 1, has_replicas(at, model)
 
 
 def parts_of_model(model: ModelSizes) -> int:
@@ -252,10 +267,10 @@ class PlanSpace:
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All legal plans."""
-        alike: defaultdict[tuple[int, int, bool], list[Prefix]] = defaultdict(list)
+        kinds: defaultdict[tuple[int, int, bool, bool], list[Prefix]] = defaultdict(list)
         for prefix in self.prefixes():
-            alike[prefix.pp, prefix.vpp, prefix.ep == 1].append(prefix)
-        for prefixes in alike.values():
+            kinds[inner_kind(prefix, self.model)].append(prefix)
+        for prefixes in kinds.values():
             inner = self._inner_axes(prefixes)
             width = max(1, _BLOCK // max(1, prod(inner.shape)))
             for low in range(0, len(prefixes), width):
@@ -264,7 +279,7 @@ class PlanSpace:
                     yield block
 
     def _inner_axes(self, prefixes: Sequence[Prefix]) -> InnerAxes:
-        """The inner axes of prefixes with the same pp and vpp, and all experts on one rank or none."""
+        """The inner axes of prefixes that are alike in `INNER_LAWS`."""
         values, first = self.values, prefixes[0]
         options = {option: None for prefix in prefixes for option in self.orders(*prefix.order_key)}
 
@@ -281,7 +296,7 @@ class PlanSpace:
         )
 
     def block(self, prefixes: Sequence[Prefix], inner: InnerAxes | None = None) -> PlanBlock:
-        """The plans of prefixes with the same pp and vpp, and all experts on one rank or none.
+        """The plans of prefixes that are alike in `INNER_LAWS`.
 
         inner: values of the inner axes; those of these prefixes by default.
         """

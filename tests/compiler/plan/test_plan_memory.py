@@ -271,6 +271,15 @@ def test_memory_inside_cells_is_told_beside_the_peak(tmp_path: Path) -> None:
         ]
 
 
+def test_states_that_do_not_count_are_told(tmp_path: Path) -> None:
+    sizes = "layers 4 experts 8 top 2 width 64 hidden 64 tokens 256 topology nodes 1 x 2 memory 9 GB states 16"
+    told = {}
+    for parameters in ("", " parameters moe 1 MB"):
+        facts = report(analyse(written(tmp_path, sizes + parameters), {}))
+        told[parameters] = "states 16 does not count in `memory`" in to_text(facts, False)
+    assert told == {"": False, " parameters moe 1 MB": True}
+
+
 def test_memory_inside_cells_needs_the_sizes_of_all_layers(tmp_path: Path) -> None:
     facts = report(analyse(written(tmp_path, f"{BYTES} memory 80 GB"), {}))
     assert "inside_memory" not in facts

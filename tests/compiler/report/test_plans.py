@@ -113,13 +113,14 @@ def test_what_a_search_leaves_open_is_said() -> None:
         "the search ended early: at the medians a plan may take 17.10 s, 5.0 % less than the best one found"
     )
     facts |= {
-        "left_out": [{"schedule": "mine", "reason": "deadlock of 4 ranks"}],
+        "left_out": [{"schedule": name, "reason": "deadlock of 4 ranks"} for name in ("mine", "yours")],
         "extrapolates": ["ep 64"],
         "fit": None,
     }
     lines = list(to_text(facts))
     assert lines[4] == "fit       none: constants are at their priors"
-    assert lines[-3:-1] == ["left out: mine: deadlock of 4 ranks", "beyond what the fit has seen: ep 64"]
+    unused = "no plan of any space has the schedule mine or yours: deadlock of 4 ranks"
+    assert lines[-3:-1] == [unused, "beyond what the fit has seen: ep 64"]
     facts["fit"] = {"name": "a100", "rows": 9, "cv_mape_pct": None, "held_pct": None, "hash": "", "forced": True}
     assert "it has not seen this device" in list(to_text(facts))[4]
     empty = search_facts() | {"plans": [], "pareto": []}

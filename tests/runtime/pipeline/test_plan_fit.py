@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import schedc
 import schedc_runtime
+from schedc.ir.plan import BlockSizes
 from schedc.plan import ExpertSizes, Plan
 from schedc.plan.writer import write_plan
 from schedc_runtime import Pipeline
@@ -64,6 +65,22 @@ def test_sizes_that_are_not_the_models_are_refused(sizes: dict[str, int], says: 
     assert line.startswith("experts ")
     assert caught.value.message == f"the plan says `{line}`: {says}"
     assert "write the model's numbers into the plan" in caught.value.help
+
+
+class Dense(nn.Module):
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(H, inner), nn.GELU(), nn.Linear(inner, H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+def test_columns_of_dense_mlps_are_compared() -> None:
+    model, plan = nn.Sequential(Dense(9), Dense(9)), Plan(block=BlockSizes(heads=2, inner=9, hidden=H))
+    pipeline(plan, model)
+    with pytest.raises(PlanMismatch, match=r"`block .*inner 7.*`: inner 7; `1\.mlp` of the model has inner 9"):
+        pipeline(replace(plan, block=BlockSizes(heads=2, inner=7, hidden=H)), nn.Sequential(Dense(7), Dense(9)))
 
 
 def test_a_deferred_model_is_compared_as_well() -> None:

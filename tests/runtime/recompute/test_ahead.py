@@ -114,7 +114,9 @@ def test_a_forward_holds_nothing_of_a_block_while_the_next_one_runs(segmented: b
     first, second = stage.module.blocks.children()
     storages: list[StorageWeakRef] = []
     gone: list[bool] = []
-    first.block.up.register_forward_hook(lambda *given: storages.append(StorageWeakRef(given[-1].untyped_storage())))
+    first.block.mlp.up.register_forward_hook(
+        lambda *given: storages.append(StorageWeakRef(given[-1].untyped_storage()))
+    )
     second.register_forward_pre_hook(lambda *_: gone.append(storages[-1].expired()))
     for m, again in enumerate([False, True]):
         stage.forward(m, tokens(1)[:1], recompute_later=again)

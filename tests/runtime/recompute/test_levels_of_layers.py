@@ -140,6 +140,15 @@ def test_a_level_that_finds_no_mlp_is_refused(recompute: Recompute) -> None:
         Pipeline(gpt, program, loss_fn=next_token_loss, in_process=True, plan=Plan(recompute=(recompute,)))
 
 
+def test_norms_that_are_not_there_are_not_recomputed() -> None:
+    gpt = small_gpt(2)
+    gpt.blocks[1] = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).double()
+    program = schedc.compile("1f1b", P=1, M=1)
+    plan = Plan(recompute=(Recompute(Level.NORM),))
+    with pytest.raises(StageError, match=r"`recompute norm` finds no norm in `blocks\.1`"):
+        Pipeline(gpt, program, loss_fn=next_token_loss, in_process=True, plan=plan)
+
+
 def test_toy_models_have_no_sizes_of_blocks() -> None:
     plan = toy_plan(Plan(experts=ExpertSizes(8, 2, width=4, hidden=16), block=BlockSizes(heads=2, inner=8)))
     assert list(contradictions(plan, 1)) == []

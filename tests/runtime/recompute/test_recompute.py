@@ -196,7 +196,7 @@ class Called(nn.Module):
 def test_activations_that_are_called_as_functions(activation: Any, saved: int) -> None:
     """saved: tensors of [32, 64] that are not held at `act`."""
     measured = []
-    for level in (Level.NONE, Level.NORM, Level.ACT):
+    for level in (Level.NONE, Level.ACT):
         torch.manual_seed(0)
         stage = block_stage([Called(activation)], 32, 16, Recompute(level))
         x = torch.randn(32, 16)
@@ -204,9 +204,8 @@ def test_activations_that_are_called_as_functions(activation: Any, saved: int) -
         bytes_held = sum(held(stage, 0).saved.values())
         (gradient,) = stage.backward(0, (y,))
         measured.append((bytes_held, [y, gradient, *[p.grad for p in stage.module.parameters()]]))
-    (none, expected), (norm, _), (act, results) = measured
+    (none, expected), (act, results) = measured
     assert none - act == saved * 32 * 64 * 4
-    assert norm == none
     assert all(map(torch.equal, results, expected))
 
 

@@ -12,6 +12,7 @@ from schedc.ir.plan import ExpertSizes, Plan
 from schedc.ir.plan_text import plan_line
 from schedc_runtime.errors import PlanMismatch
 from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.recompute.levels import dense_mlps
 
 _DTYPES = {"fp32": (torch.float32,), "bf16": (torch.bfloat16,), "fp16": (torch.float16,),
            "fp8": (torch.float8_e4m3fn, torch.float8_e5m2)}  # fmt: skip
@@ -27,7 +28,7 @@ class SizeDifference(NamedTuple):
 
 
 def check_model(model: nn.Module, plan: Plan) -> None:
-    """Compare the plan with every MoE layer of a whole model, which may be on the meta device.
+    """Compare the plan with every MoE layer and dense MLP of a whole model, which may be on the meta device.
 
     Raises `PlanMismatch` with both values of each size, the layer's name and the plan's line. Sizes that the plan does
     not say are not compared. All ranks have the whole model, and so raise the same.
@@ -37,6 +38,12 @@ def check_model(model: nn.Module, plan: Plan) -> None:
             raise _mismatch(plan, "experts", name, found)
         if plan.dtype and (actual := _dtype(layer, plan.dtype)):
             raise _mismatch(plan, "tokens", name, [SizeDifference("dtype", plan.dtype, actual)])
+    inner = plan.block.inner if plan.block is not None else 0
+    for name, mlp in dense_mlps(model) if inner else ():
+        taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
+        if len(taken) > 1 and inner not in taken:
+            own = ", ".join(str(columns) for columns in sorted(taken - {plan.hidden}))
+            raise _mismatch(plan, "block", name, [SizeDifference("inner", str(inner), own)])
 
 
 class FirstBatch:
@@ -142,7 +149,7 @@ def _named(dtype: torch.dtype) -> str:
 def _mismatch(plan: Plan, word: str, name: str, differences: Sequence[SizeDifference]) -> PlanMismatch:
     planned = ", ".join(f"{each.word} {each.planned}" for each in differences)
     actual = ", ".join(f"{each.word} {each.actual}" for each in differences)
-    more = "" if word == "experts" else "; under autocast, build the pipeline under it, too"
+    more = "; under autocast, build the pipeline under it, too" if word == "tokens" else ""
     return PlanMismatch(
         f"the plan says `{_line(plan, word)}`: {planned}; `{name}` of the model has {actual}",
         f"write the model's numbers into the plan, since its checks, bytes and times follow from them{more}",
