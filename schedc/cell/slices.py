@@ -6,11 +6,13 @@
 
 Every node appears once per slice, behind the nodes of its own slice. So the exchange of a slice can hide behind the
 compute of another, in cells of one op too. What needs all rows of the microbatch is a joint node, which runs once.
+
+Slices may be of the tokens of a sequence, where tensor ranks gather and scatter rows. An attention is then a joint node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -26,13 +28,18 @@ def sliced(shape: StageShape, count: int) -> StageShape:
 
     The nodes of the slices follow each other in ascending order, where the node of the whole microbatch stood.
     """
+    return in_slices_but(shape, count, [index for index, node in enumerate(shape.nodes) if node.role in JOINT])
+
+
+def in_slices_but(shape: StageShape, count: int, joint: Collection[int]) -> StageShape:
+    """The graph in which every node appears ``count`` times, but those with the indexes ``joint``."""
     if count == 1:
         return shape
     nodes: list[Node] = []
     places: list[tuple[int, ...]] = []
-    for node in shape.nodes:
+    for index, node in enumerate(shape.nodes):
         first = len(nodes)
-        if node.role in JOINT:
+        if index in joint:
             nodes.append(replace(node, after=_sorted(places[before] for before in node.after)))
         else:
             nodes += [_of_slice(node, number, count, places, first) for number in range(count)]

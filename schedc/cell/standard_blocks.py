@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from schedc.cell.graph import Lane, Node, StageShape
+from schedc.cell.slices import in_slices_but
 from schedc.diagnostics import CompilerBug
 
 METHODS = ("flat", "hierarchical", "allgather")
@@ -35,6 +36,7 @@ def stage_shape(
     balance: bool = False,
     sizes: bool = False,
     splits: Mapping[str, Lane] = NO_SPLITS,
+    token_slices: int = 1,
 ) -> StageShape:
     """The graph of a stage whose blocks are those of `LAYERS` and `BESIDE_LAYERS`, in this order.
 
@@ -47,6 +49,7 @@ def stage_shape(
     sizes: whether the copy of the sizes to the host is a node of its own, between the plan of the rows and the rows.
     splits: the lanes of exchanges among tensor and context ranks, by role of `SPLITTING`; ``gather`` and ``scatter``
         have one where others have. Each dense block is then two cores, and each MoE block begins with one.
+    token_slices: slices of tokens in which exchanges around cores run, with what stands before a core and with MLPs.
     """
     flat = Lane.RAIL if nodes > 1 else Lane.NODE
     builder = _BlockBuilder(method, shared, flat, hot, distinct, balance, sizes, splits)
@@ -55,7 +58,8 @@ def stage_shape(
         builder.add(block, post=not set(blocks[number + 1 : number + 2]).intersection(following))
     if builder.nodes and tail_weights and builder.nodes[-1].name.endswith(".post"):
         builder.nodes[-1] = Node(**{**vars(builder.nodes[-1]), "weights": True})
-    return StageShape(tuple(builder.nodes), (len(builder.nodes) - 1,) if builder.nodes else ())
+    shape = StageShape(tuple(builder.nodes), (len(builder.nodes) - 1,) if builder.nodes else ())
+    return in_slices_but(shape, token_slices, {*range(len(shape))} - builder.apart)
 
 
 class _BlockBuilder:
@@ -68,6 +72,8 @@ class _BlockBuilder:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.nodes: list[Node] = []
+        self.apart: set[int] = set()
+        """Nodes between which each token follows from itself."""
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
         self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
@@ -121,10 +127,12 @@ class _BlockBuilder:
         of the next segment.
         """
         number, residual, from_input = self.cores, self.carried, self.from_input
+        behind_experts = any(self.nodes[node].role == "combine" for node in residual)
         self.cores += 1
         self.single(f"{number}.before_gather", weights=False)
         (before,) = self.carried
         self.exchange("gather", number)
+        (gathered,) = self.carried
         if attends and "keys" in self.splits:
             self.single(f"{number}.before_keys")
             (own,) = self.carried
@@ -134,6 +142,8 @@ class _BlockBuilder:
         else:
             self.single(f"{number}.after_gather")
         self.exchange("scatter", number)
+        if not behind_experts:
+            self.apart |= {before, gathered, len(self.nodes) - 1, *(() if attends else (gathered + 1,))}
         summed = len(residual) + from_input > 1
         self.carried = (before if summed else residual[0], *self.carried) if summed or residual else self.carried
         self.from_input = from_input and not summed

@@ -66,8 +66,8 @@ class CellTable:
         )
         return CellCosts(segments, exchanges, costs.slices, brief=True)
 
-    def shapes(self, stages: int) -> tuple[StageShape, ...]:
-        """[stages] the graph of every stage."""
+    def shapes(self, stages: int, token_slices: Sequence[int] = ()) -> tuple[StageShape, ...]:
+        """[stages] the graph of every stage. token_slices: [stages] slices of tokens; empty for whole sequences."""
         blocks = self.blocks if len(self.blocks) > 1 else self.blocks * stages
         if len(blocks) != stages:
             raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
@@ -76,15 +76,16 @@ class CellTable:
         rail = any(name.endswith("." + Lane.RAIL) and name.partition(".")[0] not in splits for name in named)
         hot = next((lane for lane in LINKS if f"hot.{lane}" in named), None)
         timed = {name.partition(".")[0] for name in named}
-        shapes: dict[tuple[str, ...], StageShape] = {}
-        for row in blocks:
-            if row not in shapes:
-                shapes[row] = stage_shape(
+        shapes: dict[tuple[tuple[str, ...], int], StageShape] = {}
+        rows = list(zip(blocks, token_slices or (1,) * stages, strict=True))
+        for row, count in rows:
+            if (row, count) not in shapes:
+                shapes[row, count] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
                     hot=hot, distinct="distinct" in timed, balance="balance" in timed, sizes=self.costs.asks_host,
-                    splits=splits,
+                    splits=splits, token_slices=count,
                 )  # fmt: skip
-        return tuple(shapes[row] for row in blocks)
+        return tuple(shapes[row] for row in rows)
 
     @property
     def splits(self) -> dict[str, Lane]:

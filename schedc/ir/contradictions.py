@@ -228,6 +228,14 @@ def _of_migrate(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
 
 def _refused(plan: Plan) -> Iterator[Contradiction]:
     """What would give other results in slices than in whole microbatches, or means nothing there."""
+    if plan.cells:
+        message = "`slices`, and an order of a cell by hand, which names no slices"
+        yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")
+    if plan.slices_of_tokens:
+        if plan.parallel is not None and plan.parallel.tp == 1:
+            message = "`slices` of tokens, and tp 1: no exchange of tensor ranks is there to hide"
+            yield Contradiction("S153", message, "slices", "write `slices 4` for slices of rows, or leave the line out")
+        return
     if plan.capacity is not None:
         message = "`slices`, and a `capacity`, which drops rows by those of a whole microbatch"
         help = "leave one of the two out; `sizes bounded 1.25` drops no rows, and asks the host for no sizes either"
@@ -238,9 +246,6 @@ def _refused(plan: Plan) -> Iterator[Contradiction]:
     if plan.balance is not None and plan.balance.by == "microbatch":
         message = "`slices`, and rows that are made even by whole microbatches"
         yield Contradiction("S153", message, "slices", "write `balance by step`, whose slices divide rows each")
-    if plan.cells:
-        message = "`slices`, and an order of a cell by hand, which names no slices"
-        yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")
 
 
 def _of_host(plan: Plan, _: int | None) -> Iterator[Contradiction]:

@@ -283,7 +283,8 @@ class Plan:
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
-    slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
+    slices: [stages] number of slices of a microbatch; empty where no stage has more than one. slices_of_tokens: whether
+    slices are of the tokens of its sequences, between gathers and scatters of tensor ranks; else of its rows.
     offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
     shard_dense: whether replicas shard the dense parameters of a stage.
     parallel: the devices of a pipeline rank. batch: the sequences of a step. attention: bytes
@@ -310,6 +311,7 @@ class Plan:
     fp8_rows: bool = False
     states: float = 0.0
     slices: tuple[int, ...] = ()
+    slices_of_tokens: bool = False
     block: BlockSizes | None = None
     host: Host | None = None
     offload: tuple[Offload, ...] = ()
@@ -325,9 +327,15 @@ class Plan:
         """The level of a stage."""
         return self.recompute[stage] if self.recompute else Recompute()
 
-    def slices_of(self, stage: int) -> int:
-        """In how many slices of its rows a stage runs a microbatch; 1 for all rows at once."""
-        return self.slices[stage] if self.slices else 1
+    @property
+    def row_slices(self) -> tuple[int, ...]:
+        """[stages] number of slices of the rows of a microbatch; empty where no stage has more than one."""
+        return () if self.slices_of_tokens else self.slices
+
+    @property
+    def token_slices(self) -> tuple[int, ...]:
+        """[stages] number of slices of the tokens of a microbatch; empty where no stage has more than one."""
+        return self.slices if self.slices_of_tokens else ()
 
     @property
     def ordered(self) -> bool:

@@ -16,9 +16,10 @@ from schedc.step.dependencies import Dependencies
 def with_slices(schedule: Schedule, slices: int) -> Schedule:
     """The schedule whose stages all run a microbatch in so many slices. Raises S153 where the plan excludes slices."""
     plan = schedule.plan
-    if findings := _findings(replace(plan, slices=(slices,)), NOWHERE):
+    if findings := _findings(replace(plan, slices=(slices,), slices_of_tokens=False), NOWHERE):
         raise DiagnosticError(findings)
-    return replace(schedule, plan=replace(plan, slices=(slices,) * schedule.stages if slices > 1 else ()))
+    counts = (slices,) * schedule.stages if slices > 1 else ()
+    return replace(schedule, plan=replace(plan, slices=counts, slices_of_tokens=False))
 
 
 def in_slices(dependencies: Dependencies, slices: int) -> Dependencies:
@@ -29,9 +30,10 @@ def in_slices(dependencies: Dependencies, slices: int) -> Dependencies:
 def plan_in_slices(directives: Directives, slices: int) -> Directives:
     """A plan with so many slices in place of its own. Raises S153 at its name where another line excludes them."""
     tree = directives.tree
-    if findings := _findings(replace(directives.plan, slices=(slices,)), tree.span):
+    plan = replace(directives.plan, slices_of_tokens=False)
+    if findings := _findings(replace(plan, slices=(slices,)), tree.span):
         raise DiagnosticError([replace(finding, source=tree.source) for finding in findings])
-    return replace(directives, slices=[StageLine("all", (), slices, tree.span)])
+    return replace(directives, plan=plan, slices=[StageLine("all", (), slices, tree.span)])
 
 
 def _findings(plan: Plan, span: Span) -> list[Diagnostic]:

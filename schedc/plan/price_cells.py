@@ -52,7 +52,7 @@ def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | No
         return None
     schedule = dependencies.schedule
     table, orders, plan = _attached(schedule, costs)
-    shapes = table.shapes(schedule.stages)
+    shapes = table.shapes(schedule.stages, plan.token_slices)
     group = with_microbatches(group_of(schedule, table, shapes, plan, costs.source), schedule, shapes, costs)
     plain, recomputed = graphs_of(shapes, plan)
     return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group, works, table.ordering)
@@ -88,7 +88,7 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
     """
     assert costs.cell is not None
     table, orders, plan = _attached(schedule, costs)
-    plain, again = graphs_of(table.shapes(schedule.stages), plan)
+    plain, again = graphs_of(table.shapes(schedule.stages, plan.token_slices), plan)
     behind = set(schedule.stage[schedule.kind == OpKind.R].tolist())
     backward = [shape.ready if stage in behind else shape for stage, shape in enumerate(plain)]
 
@@ -124,7 +124,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
     """
     assert costs.cell is not None
     table, _, plan = _attached(schedule, costs)
-    return graphs_of(table.shapes(schedule.stages), plan)[0], table.costs
+    return graphs_of(table.shapes(schedule.stages, plan.token_slices), plan)[0], table.costs
 
 
 def standard_table(schedule: Schedule) -> CellTable:
@@ -165,6 +165,10 @@ def _check_splits(table: CellTable, plan: Plan, source: Source | None) -> None:
             message = f"[cell] gives `{named[0]}` a time, and the plan has {axis} 1: its ranks exchange nothing there"
             help = f"leave `{named[0]}` out, or write `parallel {axis} 2` into the plan"
             raise DiagnosticError([problem("S402", message, source, named[0], help=help)])
+    if plan.slices_of_tokens and "gather" not in table.splits:
+        message = "`slices` of tokens, and [cell] has no exchanges of tensor ranks: they would change nothing"
+        help = "give `gather` and `scatter` times in [cell], or write `slices` without `of tokens`"
+        raise DiagnosticError([problem("S402", message, source, "stages", help=help)])
     levels = [each for each in plan.recompute if each.level > Level.NONE]
     single = any(each.layers or each.adaptive is not None for each in levels)
     partial = next((f"level `{each.level}`" for each in levels if each.level < Level.LAYER), "")

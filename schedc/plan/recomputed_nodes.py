@@ -90,7 +90,7 @@ def _in_recomputation(shape: StageShape, level: Recompute, dense: Layer | None) 
 def graphs_of(shapes: Sequence[StageShape], plan: Plan) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
     """[stages] graphs as backwards without an R recompute them, and as Rs do; both in the plan's slices."""
     plain, again = (
-        tuple(sliced(shape, plan.slices_of(stage)) for stage, shape in enumerate(marked))
+        tuple(sliced(shape, plan.row_slices[stage] if plan.row_slices else 1) for stage, shape in enumerate(marked))
         for marked in (in_backwards(shapes, plan), in_recomputations(shapes, plan))
     )
     return plain, again

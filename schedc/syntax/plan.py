@@ -205,13 +205,16 @@ class RecomputeLine:
 
 @dataclass(frozen=True, slots=True)
 class SlicesLine:
-    """``slices 2``, ``slices chunk 0 2``, ``slices stage [0, 3] 4``, ``slices auto``. where: the part with the numbers
-    of chunk or stages; None for all stages. count: a number of slices, or a word.
+    """``slices 2``, ``slices chunk 0 2``, ``slices stage [0, 3] 4``, ``slices auto``, ``slices 4 of tokens``.
+
+    where: the part with the numbers of chunk or stages; None for all stages. count: a number of slices, or a word.
+    kind: ``of`` with what is sliced; None for rows.
     """
 
     word: ClassVar[str] = "slices"
     where: RulePart | None
     count: int | Word
+    kind: WordPair | None
     span: Span
 
 

@@ -223,8 +223,9 @@ PLAN_WORDS = (
         "slices",
         "SLICES",
         "slices chunk 0 2",
-        "a microbatch runs as so many slices of its rows in each cell, of all stages, a chunk or stage; auto: fastest",
-        ("chunk", "auto"),
+        "a microbatch runs as so many slices of its rows in each cell, of all stages, a chunk or stage; auto: fastest;"
+        " of tokens: of its sequences, between exchanges of tensor ranks",
+        ("chunk", "auto", "of", "tokens"),
     ),
     PlanWord(
         "host",

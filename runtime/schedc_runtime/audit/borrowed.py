@@ -40,7 +40,7 @@ class BorrowedStages:
         _make_empty(module, assembly.device)
         stage = new_stage(
             assembly.partition, index, module, assembly.program, assembly.head,
-            segmented=assembly.settings.cut.segmented, slices=assembly.plan.slices,
+            segmented=assembly.settings.cut.segmented, slices=assembly.plan.row_slices,
         )  # fmt: skip
         if assembly.settings.rng == "by name":
             number_stages(assembly.partition, [stage], assembly.device)

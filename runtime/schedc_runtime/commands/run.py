@@ -172,7 +172,7 @@ def _parity_check(
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
         rate = options.learning_rate
-        return ReferenceCheck(model, program, subject.loss_fn, rate, plan.ordered, plan.slices)
+        return ReferenceCheck(model, program, subject.loss_fn, rate, plan.ordered, plan.row_slices)
     return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh, kernels)
 
 

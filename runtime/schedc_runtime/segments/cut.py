@@ -14,13 +14,21 @@ such as a shared expert, are a filler segment:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, NamedTuple
 
 from torch import fx
 
+from schedc.cell.graph import slice_suffix
+
+SLICE = "slice"
+"""Key in a node's meta: the slice of tokens that it runs, and how many there are."""
+COPIED = "copied"
+"""Key in the meta of a node that each segment which takes its value computes by itself."""
+ALL_ROWS = (0, 1)
+"""The `SLICE` of a node without one."""
 FAR = 1 << 30
 """The reach of a node that leads to no cut."""
 _FACTS = ("shape", "dtype", "device", "ndim")
@@ -46,11 +54,12 @@ class CutNode:
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes of one segment, in order, and its name."""
+    """The nodes of one segment, in order, and its name. key: their level and reach. slice: as of `SLICE`."""
 
     name: str
     nodes: tuple[fx.Node, ...]
     key: tuple[int, int]
+    slice: tuple[int, int] = ALL_ROWS
 
 
 @dataclass(frozen=True)
@@ -82,19 +91,34 @@ def cut(graph: fx.Graph, exchanges: Mapping[str, ExchangeFacts], dense: Sequence
     heavy = [node for node in graph.nodes if node.op not in ("placeholder", "output") and node not in light]
     level, cuts = _levels(heavy, light, exchanges, frozenset(dense))
     keys = _keys(heavy, light, level, cuts)
-    members: dict[tuple[int, int], list[fx.Node]] = {}
+    members: dict[tuple[tuple[int, int], tuple[int, int]], list[fx.Node]] = {}
     exchange_nodes = {cut.node for cut in cuts if not cut.dense}
     for node in heavy:
         if node not in exchange_nodes:
-            members.setdefault(keys[node], []).append(node)
+            members.setdefault((keys[node], slice_of(node)), []).append(node)
     names = _Names(cuts)
-    groups = tuple(Group(names.segment(*key), tuple(members[key]), key) for key in sorted(members))
+    split = {key for key, part in members if part != ALL_ROWS}
+    groups = tuple(
+        Group(
+            names.of_slice(names.segment, (*key, key in split and part == ALL_ROWS), part),
+            tuple(members[key, part]),
+            key,
+            part,
+        )
+        for key, part in sorted(members)
+    )
     named = tuple(
-        (names.unique(f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)].lane}"), cut)
+        (names.of_slice(names.exchange, (cut, exchanges[str(cut.node.target)].lane), slice_of(cut.node)), cut)
         for cut in cuts
         if not cut.dense
     )
     return Cutting(groups, named, light)
+
+
+def slice_of(node: fx.Node) -> tuple[int, int]:
+    """The slice of tokens that a node runs, of how many."""
+    part: tuple[int, int] = node.meta.get(SLICE, ALL_ROWS)
+    return part
 
 
 def is_exchange(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
@@ -102,13 +126,13 @@ def is_exchange(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
 
 
 def _light(graph: fx.Graph, exchanges: Mapping[str, Any]) -> frozenset[fx.Node]:
-    """Nodes that are copied to their users: parameters, buffers, and facts and elements of values from outside.
+    """Nodes that are copied to their users: parameters, buffers, facts and elements of values from outside, and slices.
 
     An element of an exchange's result is not copied: it is a value of its own, named by the exchange.
     """
     light: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "get_attr":
+        if node.op == "get_attr" or node.meta.get(COPIED):
             light.add(node)
         elif _is_fact(node) and not any(user.op == "output" for user in node.users):
             source = node.all_input_nodes[0]
@@ -221,10 +245,23 @@ class _Names:
         for cut in cuts:
             self.cut_at.setdefault(cut.level, cut)
         self.taken: set[str] = set()
+        self.first = ""
+        """The name of the last first slice, before its number."""
 
-    def segment(self, level: int, reach: int) -> str:
+    def of_slice(self, name: Callable[..., str], what: tuple[Any, ...], part: tuple[int, int]) -> str:
+        """The name of ``what``, with the number of its slice. The slices of a node follow each other."""
+        number, slices = part
+        if not number:
+            self.first = name(*what)
+        return self.first if slices == 1 else f"{self.first}.{slice_suffix(number)}"
+
+    def exchange(self, cut: CutNode, lane: str) -> str:
+        return self.unique(f"{cut.layer}.{cut.label}.{lane}")
+
+    def segment(self, level: int, reach: int, beside: bool = False) -> str:
+        """beside: whether it stands beside slices of the same level and reach."""
         mine, before = self.cut_at.get(level), self.cut_at.get(level - 1)
-        if mine is not None and reach == level:
+        if mine is not None and reach == level and not beside:
             name = self._main(mine, before)
         elif mine is not None:
             name = "shared" if mine.dense else f"{mine.layer}.shared"

@@ -12,8 +12,18 @@ from torch import fx, nn
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.ranks.exchange import Exchange, RoutingPart
-from schedc_runtime.segments.cut import CutNode, Cutting, ExchangeFacts, Group, cut, is_element
+from schedc_runtime.segments.cut import (
+    ALL_ROWS,
+    CutNode,
+    Cutting,
+    ExchangeFacts,
+    Group,
+    cut,
+    is_element,
+    slice_of,
+)
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import Traces, stage_nodes
 from schedc_runtime.segments.segment_code import SegmentCode
@@ -26,6 +36,7 @@ class Segment:
     run: takes the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
     modules: paths of the called submodules. parameters: paths of the parameters that are read directly.
     differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
+    slice: the slice of tokens that it runs, of how many.
     """
 
     name: str
@@ -35,6 +46,7 @@ class Segment:
     modules: tuple[str, ...]
     parameters: tuple[str, ...]
     differentiable: bool = True
+    slice: tuple[int, int] = ALL_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +54,7 @@ class Communication:
     """An exchange.
 
     takes: the value of its route (-1 for None), then the values of its payload. gives: the values that are used.
-    elements: number of each value of ``gives`` in the tuple that the exchange returns.
+    elements: number of each value of ``gives`` in the tuple that the exchange returns. slice: as of a `Segment`.
     """
 
     name: str
@@ -50,6 +62,7 @@ class Communication:
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     elements: tuple[int, ...]
+    slice: tuple[int, int] = ALL_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +73,7 @@ class Whole:
     takes: tuple[int, ...] = (0,)
     gives: tuple[int, ...] = (1,)
     differentiable: bool = True
+    slice: tuple[int, int] = ALL_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +134,9 @@ class StageGraph:
                 else isinstance(node, Segment) and (self.defers(number) or number in self.sharing),
                 recomputed=number in self.recomputed,
                 share=self.recomputed.get(number, 1.0),
+                slice=node.slice[0],
+                slices=node.slice[1],
+                behind=number - 1 if node.slice[0] else -1,
             )
             for number, node in enumerate(self.nodes)
         ]
@@ -131,7 +148,11 @@ class StageGraph:
 
     @cached_property
     def sharing(self) -> dict[int, tuple[int, ...]]:
-        """By node that shares a parameter with another: all nodes connected by shared parameters, ascending."""
+        """By node that shares a parameter with another: all nodes connected by shared parameters.
+
+        From the last to the first, they are in the order in which gradients are added. The slices of one node have an
+        order already, and do not count as several.
+        """
         users: dict[int, list[int]] = {}
         for node in range(len(self.nodes)):
             for parameter in self.parameters(node):
@@ -141,7 +162,12 @@ class StageGraph:
             together = set().union(*(group[node] for node in nodes))
             for node in together:
                 group[node] = together
-        return {node: tuple(sorted(nodes)) for node, nodes in group.items() if len(nodes) > 1}
+        order = {node: (node - each.slice[0], -each.slice[0]) for node, each in enumerate(self.nodes)}
+        return {
+            node: tuple(sorted(nodes, key=order.__getitem__))
+            for node, nodes in group.items()
+            if len({order[each][0] for each in nodes}) > 1
+        }
 
     def parameters(self, node: int) -> tuple[nn.Parameter, ...]:
         """The trainable parameters of a node, each once."""
@@ -179,13 +205,20 @@ def stage_graph(
     if inputs is None:
         return StageGraph(module, (Whole(),), 1, 2, Slot(1))
     graph = stage_nodes(module, inputs, {} if traces is None else traces)
+    slices = module.token_slices if isinstance(module, RecordedStage) else 1
     exchanges = {
         name: ExchangeFacts(_label(name, part), part.lane, _layer_of(module, name))
         for name, part in module.named_modules()
         if isinstance(part, Exchange)
     }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
-    return _GraphBuilder(module, graph, cut(graph, exchanges, dense), exchanges).build()
+    cutting = cut(graph, exchanges, dense)
+    if slices > 1:
+        from schedc_runtime.tensor_parallel.token_slices import in_token_slices
+
+        graph = in_token_slices(graph, module, cutting, slices)
+        cutting = cut(graph, exchanges, dense)
+    return _GraphBuilder(module, graph, cutting, exchanges).build()
 
 
 def _layer_of(module: nn.Module, path: str) -> str:
@@ -217,11 +250,11 @@ class _GraphBuilder:
         self.value_of: dict[Any, int] = {node: number for number, node in enumerate(self.inputs)}
 
     def build(self) -> StageGraph:
-        sorted_nodes: list[tuple[tuple[int, int, int], Group | tuple[str, CutNode]]] = [
-            ((group.key[0], 0, group.key[1]), group) for group in self.cutting.groups
+        sorted_nodes: list[tuple[tuple[int, int, int, int], Group | tuple[str, CutNode]]] = [
+            ((group.key[0], 0, group.key[1], group.slice[0]), group) for group in self.cutting.groups
         ]
         sorted_nodes += [
-            ((cut.level, 1, order), (name, cut)) for order, (name, cut) in enumerate(self.cutting.exchanges)
+            ((cut.level, 1, order, 0), (name, cut)) for order, (name, cut) in enumerate(self.cutting.exchanges)
         ]
         sorted_nodes.sort(key=lambda pair: pair[0])
         nodes = tuple(
@@ -273,7 +306,7 @@ class _GraphBuilder:
             gives.append(self.value_of[node, element])
         exchange = self.module.get_submodule(str(node.target))
         assert isinstance(exchange, Exchange)
-        return Communication(name, exchange, takes, tuple(gives), tuple(used))
+        return Communication(name, exchange, takes, tuple(gives), tuple(used), slice_of(node))
 
     def segment(self, group: Group) -> Segment:
         """The nodes of a group as a function of the stage's module."""
@@ -308,6 +341,7 @@ class _GraphBuilder:
             tuple(dict.fromkeys(called)),
             tuple(dict.fromkeys(read)),
             any(node.op != "call_module" or self._differentiable(str(node.target)) for node in group.nodes),
+            group.slice,
         )
 
     def _differentiable(self, path: str) -> bool:

@@ -21,6 +21,8 @@ ROW_BY_ROW = frozenset({
     "__iadd__", "__imul__", "add_", "mul_",
 })  # fmt: skip
 """Functions of torch that compute each element, or each row, by itself."""
+OWN_ROWS = "own_rows"
+"""Key in a node's meta: by each of its inputs, whether it has own rows, too. Each row of the node follows from itself."""
 _SIZE = 4
 """Rows with which a module is tried."""
 
@@ -59,13 +61,14 @@ def refuse_meeting_rows(
         apart = isinstance(module, (TensorExchange, OwnColumns, RoutingLayer))
         if apart or target in cores or target.startswith(opened):
             continue
-        if not (_is_row_by_row(node, inside) if module is None else _keeps_rows_apart(module, node)):
+        if not (_is_row_by_row(node, inside) if module is None else keeps_rows_apart(module, node)):
             what = f"`{target}`" if module is not None else f"the function `{getattr(node.target, '__name__', target)}`"
             raise PartitionError(
                 f"{what} may let rows of a sequence meet between the cores of the plan of styles, where each tensor"
                 f" rank has its own rows alone{node.meta.get('line', '')}",
                 "move it into a core, or take one tensor rank for this model",
             )
+        node.meta[OWN_ROWS] = tuple(source in inside for source in node.all_input_nodes)
 
 
 def _is_row_by_row(node: fx.Node, inside: Collection[fx.Node]) -> bool:
@@ -99,7 +102,7 @@ def _takes_all_rows(index: Any) -> bool:
     return all(each is Ellipsis or (isinstance(each, slice) and each in _ALL) for each in first)
 
 
-def _keeps_rows_apart(module: nn.Module, node: fx.Node) -> bool:
+def keeps_rows_apart(module: nn.Module, node: fx.Node) -> bool:
     """Whether a row of the first argument of a module changes no other row of its result."""
     taken = [source.meta.get("val") for source in node.all_input_nodes]
     if len(taken) != 1 or not isinstance(taken[0], Tensor) or taken[0].dim() <= ROWS:

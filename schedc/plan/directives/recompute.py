@@ -254,6 +254,7 @@ def _runs(levels: Sequence[str]) -> str:
 
 
 # Slices: ``slices chunk 0 2`` runs a microbatch as so many slices of its rows inside each cell of these stages.
+# ``slices 4 of tokens`` runs what stands between exchanges of tensor ranks as slices of its tokens.
 
 
 def _read_slices(reading: Directives, line: SlicesLine) -> None:
@@ -263,6 +264,13 @@ def _read_slices(reading: Directives, line: SlicesLine) -> None:
         scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
         if not reading.word(line.where, SCOPES[1:], "part of a model"):
             return
+    of_tokens = line.kind is not None
+    if of_tokens and (line.kind.first.text, line.kind.second.text) != ("of", "tokens"):
+        reading.report("S153", f"slices `{line.kind.first.text} {line.kind.second.text}`", line.kind.span, "write `slices 4 of tokens`, or `slices 4` for slices of rows")
+        return
+    if reading.slices and of_tokens != reading.plan.slices_of_tokens:
+        reading.report("S153", "slices of rows beside slices of tokens", line.span, "write all `slices` lines with `of tokens`, or none")
+    reading.plan = replace(reading.plan, slices_of_tokens=of_tokens)
     if isinstance(line.count, int):
         reading.slices.append(StageLine(scope, numbers, line.count, line.span))
     elif reading.word(line.count, ("auto",), "number of slices"):
@@ -271,9 +279,10 @@ def _read_slices(reading: Directives, line: SlicesLine) -> None:
 
 def _write_slices(plan: Plan) -> Iterator[str]:
     """A line for each number of slices, with its stages; none for the stages that have no slices."""
+    kind = " of tokens" * plan.slices_of_tokens
     for count, where in by_value(plan.slices):
         if count > 1:
-            yield f"slices {count}" if where == "all" else f"slices {where} {count}"
+            yield (f"slices {count}" if where == "all" else f"slices {where} {count}") + kind
 
 
 def _check_lines_of_slices(reading: Directives) -> None:
@@ -301,18 +310,20 @@ def _check_slices(directives: Directives, schedule: Schedule, _layout: Layout) -
 
 
 def _resolve_slices(directives: Directives, schedule: Schedule) -> dict[str, Any]:
-    return {"slices": slices_per_stage(directives.slices, schedule.stages, schedule.placement)}
+    counts = slices_per_stage(directives.slices, schedule.stages, schedule.placement)
+    return {"slices": counts, "slices_of_tokens": directives.plan.slices_of_tokens and bool(counts)}
 
 
 def _facts_slices(plan: Plan, _layout: Layout) -> dict[str, Any]:
-    return {"slices": list(plan.slices)} if plan.slices else {}
+    of = {"slices_of": "tokens"} if plan.slices_of_tokens else {}
+    return {"slices": list(plan.slices), **of} if plan.slices else {}
 
 
 def slices_text(facts: dict[str, Any]) -> Iterator[str]:
     """Neighbouring stages with the same number share a line."""
     for count, where in neighbours(facts.get("slices", ())):
         if count > 1:
-            yield f"slices {count} on {where}"
+            yield f"slices {count}{' of tokens' * ('slices_of' in facts)} on {where}"
 
 
 ROWS = (

@@ -130,7 +130,7 @@ def attach(
             shard_experts(module, group, method, capacity, hot, replicas, **named)
         else:
             for _, layer in layers:
-                layer.attach(group, method, capacity, None, replicas, **named, slices=bool(plan.slices))
+                layer.attach(group, method, capacity, None, replicas, **named, slices=bool(plan.row_slices))
         if plan.migrate is not None and group.size > 1:
             for _, layer in layers:
                 layer.place(layer.experts.placement)

@@ -126,7 +126,7 @@ def cut_model(assembly: Assembly) -> None:
         given = counted_alone(given, "segments" if cuts else "context ranks")
     planned = carried_loss(given, assembly.plan.loss, model, assembly.device, library, assembly.split)
     assembly.head = LossHead(planned, layout.losses if layout else 1)
-    check_losses(planned, assembly.head.losses, assembly.plan.slices)
+    check_losses(planned, assembly.head.losses, assembly.plan.row_slices)
     check_vocab(model, assembly.head.loss_fn, assembly.plan.loss)
     assembly.partition = partition(
         model,
@@ -177,6 +177,8 @@ def make_stages(assembly: Assembly) -> None:
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 
+    for module, count in zip(assembly.partition.modules, assembly.plan.token_slices, strict=False):
+        module.token_slices = count
     assembly.stages = stages_of_places(
         assembly.partition,
         program,
@@ -184,7 +186,7 @@ def make_stages(assembly: Assembly) -> None:
         assembly.head,
         attach=spread,
         segmented=settings.cut.segmented,
-        slices=assembly.plan.slices,
+        slices=assembly.plan.row_slices,
     )
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
@@ -284,7 +286,7 @@ def prepare_code(assembly: Assembly) -> None:
     """Where the code of each kind of batch is bound, once its shapes are known."""
     assembly.bound_code = BoundCode(
         assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards,
-        assembly.tied, assembly.plan.slices,
+        assembly.tied, assembly.plan.row_slices,
         marked=not (assembly.network.in_process or device_for(assembly.device).supports("streams")),
     )  # fmt: skip
 

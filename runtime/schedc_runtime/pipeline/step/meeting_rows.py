@@ -72,7 +72,7 @@ class RowChecks:
         replicas: number of replicas in the batch of a process. Raises `BatchRefused` on every rank alike.
         """
         assembly, rows = self._assembly, agreed.rows
-        slices = assembly.plan.slices
+        slices = assembly.plan.row_slices
         sliced, padded = any(count > 1 for count in slices), rows is not None and rows.padded
         if not sliced and not padded:
             return

@@ -337,7 +337,7 @@ class StepRunner:
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
             digests=self.facts.digests(call.training, call.gradients),
-            mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
+            mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.row_slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
             loaded=self.copies.loaded(call.training),
             facts=facts_of_call(batch, signatures[0], records),
@@ -357,7 +357,7 @@ class StepRunner:
         microbatches, here = call.microbatch_count, self._replicas_here
         agreed = agree_on_call(
             requests, self.control.names, call.microbatches, microbatches, here, self._counting, self.counted,
-            self.assembly.plan.slices,
+            self.assembly.plan.row_slices,
         )  # fmt: skip
         check_copies([copy for request in requests for copy in request.tied])
         names = self.control.names

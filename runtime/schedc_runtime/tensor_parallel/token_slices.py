@@ -1,0 +1,184 @@
+"""Runs what tensor ranks exchange around cores in slices of the tokens of a sequence, where one row is a microbatch.
+
+    own rows  -> [gather] ------------> attention -> [scatter] ------------> ...
+    slice 0      gather.s0  --> joined,           --> scatter.s0 -> MLP.s0 ...
+    slice 1      gather.s1  --> whole             --> scatter.s1 -> MLP.s1 ...
+
+An attention takes all tokens, and is one segment. Norms, sums and MLPs take each token by itself: the nodes of a slice
+stand behind those of the same slice alone. A gathered slice has the tokens of each rank's slice, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.segments.cut import COPIED, SLICE, CutNode, Cutting, is_element
+from schedc_runtime.tensor_parallel.exchanges import ROWS, Gather, Scatter, TensorExchange
+from schedc_runtime.tensor_parallel.rows import OWN_ROWS, keeps_rows_apart
+
+
+def in_token_slices(graph: fx.Graph, module: nn.Module, cutting: Cutting, count: int) -> fx.Graph:
+    """The graph of a stage with ``count`` slices of what stands between joint nodes. cutting: of ``graph``.
+    """
+    return _TokenSlices(graph, module, cutting, count).written()
+
+
+def split_rows(whole: Tensor, count: int, ranks: int) -> tuple[Tensor, ...]:
+    """[count] slices [B, S/count, H] of [B, S, H], where each of ``ranks`` has an equal run of rows in each slice."""
+    by_rank = whole.unflatten(ROWS, (ranks, -1))
+    if by_rank.shape[ROWS + 1] < count:
+        raise StageError(
+            f"{by_rank.shape[ROWS + 1]} tokens of a tensor rank do not make {count} slices",
+            "give longer sequences, or write fewer `slices` of tokens",
+        )
+    return tuple(part.flatten(ROWS, ROWS + 1) for part in by_rank.tensor_split(count, ROWS + 1))
+
+
+def own_slice(rows: Tensor, number: int, count: int) -> Tensor:
+    """Slice ``number`` of ``count`` of own rows [B, S, H]."""
+    return split_rows(rows, count, 1)[number]
+
+
+def join_rows(parts: Sequence[Tensor], ranks: int) -> Tensor:
+    """[B, S, H] of the slices that `split_rows` makes."""
+    by_rank = [part.unflatten(ROWS, (ranks, -1)) for part in parts]
+    return torch.cat(by_rank, ROWS + 1).flatten(ROWS, ROWS + 1)
+
+
+@dataclass(eq=False)
+class _TokenSlices:
+    """The writing of one graph. whole, parts: by old node its new one, and its new ones by slice."""
+
+    graph: fx.Graph
+    module: nn.Module
+    cutting: Cutting
+    count: int
+    new: fx.Graph = field(default_factory=fx.Graph)
+    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    parts: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+
+    @cached_property
+    def exchanges(self) -> dict[str, CutNode]:
+        """By path of the module."""
+        return {str(cut.node.target): cut for _, cut in self.cutting.exchanges}
+
+    @cached_property
+    def ranks(self) -> dict[fx.Node, int]:
+        """By sliced node: the number of ranks whose rows it gives. They are those of the group inside of a core."""
+        groups = {group.key: group.nodes for group in self.cutting.groups}
+        ranks: dict[fx.Node, int] = {}
+        for gather, scatter in self._cores():
+            before, core = (groups.get((cut.level, cut.level), ()) for cut in (gather, scatter))
+            own = [node for node in before if OWN_ROWS in node.meta]
+            joint = [node for node in before if node not in own]
+            if not _depend(own, joint) and not _depend(joint, own):
+                ranks |= dict.fromkeys((*own, scatter.node), 1) | {gather.node: self._size(gather)}
+                ranks |= dict.fromkeys(core if self._keeps_tokens_apart(core) else (), self._size(gather))
+        return ranks
+
+    def _cores(self) -> list[tuple[CutNode, CutNode]]:
+        """The gather and the scatter of each core."""
+        kinds: dict[type, dict[int, CutNode]] = {Gather: {}, Scatter: {}}
+        for path, cut in self.exchanges.items():
+            kinds.get(type(self.module.get_submodule(path)), {})[cut.layer] = cut
+        scatters = kinds[Scatter]
+        return [(cut, scatters[layer]) for layer, cut in kinds[Gather].items() if layer in scatters]
+
+    def _size(self, cut: CutNode) -> int:
+        exchange = self.module.get_submodule(str(cut.node.target))
+        assert isinstance(exchange, TensorExchange)
+        return exchange.group.size
+
+    def _keeps_tokens_apart(self, core: Sequence[fx.Node]) -> bool:
+        """Whether a core is one call of a module in which each token follows from itself."""
+        return [node.op for node in core] == ["call_module"] and keeps_rows_apart(
+            self.module.get_submodule(str(core[0].target)), core[0]
+        )
+
+    def written(self) -> fx.Graph:
+        """The new graph."""
+        for node in self.graph.nodes:
+            if node.op == "output":
+                self.new.output(fx.node.map_arg(node.args[0], self._whole))
+            elif node in self.ranks:
+                self.parts[node] = [self._slice(node, number) for number in range(self.count)]
+            elif node not in self.cutting.light:  # such a node is copied to its users
+                self._whole(node)
+        return self.new
+
+    def _slice(self, node: fx.Node, number: int) -> fx.Node:
+        copy = self.new.node_copy(node, lambda source: self._entering(node, source, number))
+        copy.meta[SLICE] = (number, self.count)
+        return copy
+
+    def _whole(self, node: fx.Node) -> fx.Node:
+        """The new node with all rows of an old one."""
+        if node not in self.whole:
+            if self._made_in_slices(node):
+                parts = [self._part(node, number) for number in range(self.count)]
+                self.whole[node] = self._copied(join_rows, (parts, self._ranks(node)))
+            else:
+                self.whole[node] = self.new.node_copy(node, self._whole)
+        return self.whole[node]
+
+    def _made_in_slices(self, node: fx.Node) -> bool:
+        """Whether a node is sliced, or is the result of a sliced exchange."""
+        return node in self.ranks or (is_element(node, self.exchanges) and node.all_input_nodes[0] in self.ranks)
+
+    def _ranks(self, node: fx.Node) -> int:
+        return self.ranks[node if node in self.ranks else node.all_input_nodes[0]]
+
+    def _part(self, node: fx.Node, number: int) -> fx.Node:
+        """The slice of a value that is made in slices."""
+        if node in self.parts:
+            return self.parts[node][number]
+        exchange, element = node.all_input_nodes[0], node.args[1]
+        return self.new.call_function(getitem, (self.parts[exchange][number], element))
+
+    def _entering(self, node: fx.Node, source: fx.Node, number: int) -> fx.Node:
+        """What a slice of ``node`` takes of an old node."""
+        if self._made_in_slices(source):
+            return self._part(source, number)
+        cut = self.exchanges.get(str(node.target))
+        if cut is not None and cut.label == Scatter.label:
+            return self._split(source)[number]
+        own = cut is not None or dict(zip(node.all_input_nodes, node.meta[OWN_ROWS], strict=True))[source]
+        if not own:
+            return self._whole(source)
+        if source in self.cutting.light and not is_element(source, self.exchanges):  # a dtype, or a shape
+            return self.new.node_copy(source, lambda rows: self._own(rows, number))
+        return self._own(source, number)
+
+    def _own(self, node: fx.Node, number: int) -> fx.Node:
+        """The slice of own rows, in the segment that takes it."""
+        if self._made_in_slices(node):
+            return self._part(node, number)
+        return self._copied(own_slice, (self._whole(node), number, self.count))
+
+    def _copied(self, function: Callable[..., Tensor], args: tuple[Any, ...]) -> fx.Node:
+        """A call that each segment which takes its value makes by itself."""
+        call = self.new.call_function(function, args)
+        call.meta[COPIED] = True
+        return call
+
+    def _split(self, node: fx.Node) -> list[fx.Node]:
+        """The slices of what a joint core gives, in the segment of the core."""
+        if node not in self.parts:
+            (scatter,) = (user for user in node.users if user in self.ranks)
+            ranks = self._size(self.exchanges[str(scatter.target)])
+            slices = self.new.call_function(split_rows, (self._whole(node), self.count, ranks))
+            self.parts[node] = [self.new.call_function(getitem, (slices, number)) for number in range(self.count)]
+        return self.parts[node]
+
+
+def _depend(nodes: Collection[fx.Node], others: Collection[fx.Node]) -> bool:
+    """Whether one of the nodes takes what one of the others makes."""
+    return any(source in others for node in nodes for source in node.all_input_nodes)
