@@ -21,7 +21,8 @@ def choose_slices(step: Step) -> tuple[Plan, ChosenSlices]:
     table = step.given.cell
     counts = () if table is None else tuple(factor.slices for factor in table.costs.slices)
     if not counts:
-        return step.plan, ChosenSlices((), PricedSlices(step.plan))
+        whole_plan = replace(step.plan, slices_of_tokens=False)
+        return whole_plan, ChosenSlices((), PricedSlices(whole_plan))
     chunks, whole = step.schedule.placement.chunk_of[0].tolist(), (1,) * step.schedule.stages
     priced = [_priced(step, (count,) * len(whole)) for count in (1, *counts)]
     best = _shortest(priced)
@@ -48,7 +49,9 @@ def _with_chunk(
 
 def _priced(step: Step, slices: tuple[int, ...]) -> PricedSlices:
     """The step with ``slices`` [stages]."""
-    plan = replace(step.plan, slices=slices if max(slices) > 1 else ())
+    sliced = max(slices) > 1
+    of_tokens = step.plan.slices_of_tokens and sliced
+    plan = replace(step.plan, slices=slices if sliced else (), slices_of_tokens=of_tokens)
     if refused := first_contradiction(plan):
         return PricedSlices(plan, refused=refused)
     try:

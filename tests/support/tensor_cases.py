@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.ir.program import Program
+from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.stage.split import SplitBackward
@@ -115,10 +116,17 @@ def reference(
 
 
 def families(
-    rank: int, world: int, names: Sequence[str], schedules: Sequence[str], tensor: int = 2, **sizes: Any
+    rank: int,
+    world: int,
+    names: Sequence[str],
+    schedules: Sequence[str],
+    tensor: int = 2,
+    token_slices: Sequence[int] = (),
+    **sizes: Any,
 ) -> list[dict[str, Any]]:
     """A case for each family and schedule: errors of loss and gradients, and whether all orders of a cell agree.
 
+    token_slices: slices of tokens in the stages, in turns. Microbatches then have one row.
     seed, rounding: as of `steady`.
     """
     cases = []
@@ -126,10 +134,11 @@ def families(
     for name in names:
         of_seed = partial(family, name, **{"num_hidden_layers": layers, **sizes})
         with wide_norms():
-            seed, rounding, expected = steady(of_seed, lambda model, wide: reference(model, *batch(), 4, wide))
+            rows = batch() if not token_slices else tuple(each[:4] for each in batch())
+            seed, rounding, expected = steady(of_seed, lambda model, wide: reference(model, *rows, 4, wide))
             for schedule in schedules:
                 row = {"family": name, "schedule": schedule, "seed": seed, "rounding": rounding}
-                cases.append(row | _case(of_seed(seed), schedule, tensor, *expected))
+                cases.append(row | _case(of_seed(seed), schedule, tensor, rows, expected, token_slices))
     return cases
 
 
@@ -137,13 +146,20 @@ def _compiled(schedule: str) -> Program:
     return schedc.compile(schedule, P=2, **SCHEDULES.get(schedule, {"M": 4}))
 
 
-def _case(model: nn.Module, schedule: str, tensor: int, loss: float, gradients: Mapping[str, Tensor]) -> dict[str, Any]:
-    program = _compiled(schedule)
-    tokens, labels = batch()
+def _case(
+    model: nn.Module,
+    schedule: str,
+    tensor: int,
+    rows: tuple[Tensor, ...],
+    expected: tuple[float, Mapping[str, Tensor]],
+    token_slices: Sequence[int],
+) -> dict[str, Any]:
+    program, (tokens, labels), (loss, gradients) = _compiled(schedule), rows, expected
     errors, bits = [], set()
+    slices = tuple(islice(cycle(token_slices), program.stages))
     pipe = Pipeline(
-        model, program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), example={"input_ids": tokens[:2]},
-        timeout=60.0,
+        model, program, loss_fn=loss_fn, mesh=Mesh(2, tensor=tensor), timeout=60.0,
+        example={"input_ids": tokens[: len(tokens) // 4]}, plan=Plan(slices=slices, slices_of_tokens=bool(slices)),
     )  # fmt: skip
     for _ in in_each_order(pipe):
         got = pipe.step({"input_ids": tokens}, labels).item()

@@ -27,6 +27,8 @@ SLICE = "slice"
 """Key in a node's meta: the slice of tokens that it runs, and how many there are."""
 COPIED = "copied"
 """Key in the meta of a node that each segment which takes its value computes by itself."""
+JOINS = "joins"
+"""Key in the meta of a node that makes one value of slices, which need not be kept beside it."""
 ALL_ROWS = (0, 1)
 """The `SLICE` of a node without one."""
 FAR = 1 << 30

@@ -16,6 +16,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.ranks.exchange import Exchange, RoutingPart
 from schedc_runtime.segments.cut import (
     ALL_ROWS,
+    JOINS,
     CutNode,
     Cutting,
     ExchangeFacts,
@@ -36,7 +37,7 @@ class Segment:
     run: takes the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
     modules: paths of the called submodules. parameters: paths of the parameters that are read directly.
     differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
-    slice: the slice of tokens that it runs, of how many.
+    slice: the slice of tokens that it runs, of how many. joins: whether it makes one value of slices first.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Segment:
     parameters: tuple[str, ...]
     differentiable: bool = True
     slice: tuple[int, int] = ALL_ROWS
+    joins: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,6 +344,7 @@ class _GraphBuilder:
             tuple(dict.fromkeys(read)),
             any(node.op != "call_module" or self._differentiable(str(node.target)) for node in group.nodes),
             group.slice,
+            any(JOINS in node.meta for node in graph.nodes),
         )
 
     def _differentiable(self, path: str) -> bool:

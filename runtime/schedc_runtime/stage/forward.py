@@ -214,7 +214,8 @@ class ForwardSteps(StageBase):
         if self.carries is not None:
             self.carries.begin(number)
         values = [(value, state.value(value, node)) for value in segment.takes]
-        enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
+        lets_go = state.recorder or (segment.joins and self.captures is None)
+        enter = not_held if lets_go else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
         with self._random(state, node), self._recording(state, node):
             inputs = [value for value, _ in taken]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.cut import COPIED, SLICE, CutNode, Cutting, is_element
+from schedc_runtime.segments.cut import COPIED, JOINS, SLICE, CutNode, Cutting, is_element
 from schedc_runtime.tensor_parallel.exchanges import ROWS, Gather, Scatter, TensorExchange
 from schedc_runtime.tensor_parallel.rows import OWN_ROWS, keeps_rows_apart
 
@@ -125,6 +125,7 @@ class _TokenSlices:
             if self._made_in_slices(node):
                 parts = [self._part(node, number) for number in range(self.count)]
                 self.whole[node] = self._copied(join_rows, (parts, self._ranks(node)))
+                self.whole[node].meta[JOINS] = True
             else:
                 self.whole[node] = self.new.node_copy(node, self._whole)
         return self.whole[node]
@@ -147,11 +148,9 @@ class _TokenSlices:
         """What a slice of ``node`` takes of an old node."""
         if self._made_in_slices(source):
             return self._part(source, number)
-        cut = self.exchanges.get(str(node.target))
-        if cut is not None and cut.label == Scatter.label:
-            return self._split(source)[number]
-        own = cut is not None or dict(zip(node.all_input_nodes, node.meta[OWN_ROWS], strict=True))[source]
-        if not own:
+        if (cut := self.exchanges.get(str(node.target))) is not None:
+            return self._split(source)[number] if cut.label == Scatter.label else self._begun(source, number)
+        if not dict(zip(node.all_input_nodes, node.meta[OWN_ROWS], strict=True))[source]:
             return self._whole(source)
         if source in self.cutting.light and not is_element(source, self.exchanges):  # a dtype, or a shape
             return self.new.node_copy(source, lambda rows: self._own(rows, number))
@@ -162,6 +161,12 @@ class _TokenSlices:
         if self._made_in_slices(node):
             return self._part(node, number)
         return self._copied(own_slice, (self._whole(node), number, self.count))
+
+    def _begun(self, node: fx.Node, number: int) -> fx.Node:
+        """The slice of own rows that a gather takes as they are, in a segment of its own."""
+        begun = self.new.call_function(own_slice, (self._whole(node), number, self.count))
+        begun.meta[SLICE] = (number, self.count)
+        return begun
 
     def _copied(self, function: Callable[..., Tensor], args: tuple[Any, ...]) -> fx.Node:
         """A call that each segment which takes its value makes by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -264,13 +265,14 @@ def _read_slices(reading: Directives, line: SlicesLine) -> None:
         scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
         if not reading.word(line.where, SCOPES[1:], "part of a model"):
             return
-    of_tokens = line.kind is not None
-    if of_tokens and (line.kind.first.text, line.kind.second.text) != ("of", "tokens"):
-        reading.report("S153", f"slices `{line.kind.first.text} {line.kind.second.text}`", line.kind.span, "write `slices 4 of tokens`, or `slices 4` for slices of rows")
+    if (kind := line.kind) is not None and (kind.first.text, kind.second.text) != ("of", "tokens"):
+        message = f"slices `{kind.first.text} {kind.second.text}`"
+        reading.report("S153", message, kind.span, "write `slices 4 of tokens`, or `slices 4` for slices of rows")
         return
-    if reading.slices and of_tokens != reading.plan.slices_of_tokens:
-        reading.report("S153", "slices of rows beside slices of tokens", line.span, "write all `slices` lines with `of tokens`, or none")
-    reading.plan = replace(reading.plan, slices_of_tokens=of_tokens)
+    if reading.slices and (kind is not None) != reading.plan.slices_of_tokens:
+        help = "write `of tokens` in all `slices` lines, or in none"
+        reading.report("S153", "slices of rows beside slices of tokens", line.span, help)
+    reading.plan = replace(reading.plan, slices_of_tokens=kind is not None)
     if isinstance(line.count, int):
         reading.slices.append(StageLine(scope, numbers, line.count, line.span))
     elif reading.word(line.count, ("auto",), "number of slices"):
@@ -311,7 +313,7 @@ def _check_slices(directives: Directives, schedule: Schedule, _layout: Layout) -
 
 def _resolve_slices(directives: Directives, schedule: Schedule) -> dict[str, Any]:
     counts = slices_per_stage(directives.slices, schedule.stages, schedule.placement)
-    return {"slices": counts, "slices_of_tokens": directives.plan.slices_of_tokens and bool(counts)}
+    return {"slices": counts, "slices_of_tokens": directives.plan.slices_of_tokens and bool(counts or directives.chooses_slices)}
 
 
 def _facts_slices(plan: Plan, _layout: Layout) -> dict[str, Any]:
