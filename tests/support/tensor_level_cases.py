@@ -52,11 +52,12 @@ def levels(
     levels: Sequence[str] = tuple(Level),
     slices: int = 1,
     mesh: str = "",
+    of_tokens: bool = False,
 ) -> list[dict[str, Any]]:
     """A case for each schedule: the error, digests by level and order of cells, and bytes held by level.
 
-    Each level runs in two orders, the drawn one and another. levels: as of `_recompute`. slices: of a microbatch. mesh:
-    of `MESHES`; by default two tensor ranks, which share experts. again: of layers and microbatches, how many were
+    Each level runs in two orders, the drawn one and another. levels: as of `_recompute`. slices: of a microbatch, or
+    of its tokens. mesh: of `MESHES`; by default two tensor ranks, which share experts. again: of layers and microbatches, how many were
     recomputed, and how many were not, by adaptive level.
     """
     cases = []
@@ -67,11 +68,13 @@ def levels(
             program = schedc.compile(
                 AHEAD if schedule == "ahead" else schedule, P=ranks.pipeline, **SCHEDULES.get(schedule, {"M": 4})
             )
-            cases.append({"family": name, "schedule": schedule} | _case(model, program, levels, slices, ranks))
+            cases.append({"family": name, "schedule": schedule} | _case(model, program, levels, slices, ranks, of_tokens))
     return cases
 
 
-def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, mesh: Mesh) -> dict[str, Any]:
+def _case(
+    model: nn.Module, program: Any, levels: Sequence[str], slices: int, mesh: Mesh, of_tokens: bool
+) -> dict[str, Any]:
     (tokens, labels), experts = batch(), mesh.experts > 1
     expected = expert_reference(model, tokens, labels, 4)[1] if experts else reference(model, tokens, labels, 4)[1]
     bits: dict[str, str] = {}
@@ -80,7 +83,9 @@ def _case(model: nn.Module, program: Any, levels: Sequence[str], slices: int, me
     worst, cut_rows = 0.0, (slices,) * program.stages * (slices > 1)
     for number, level in enumerate(levels):
         recompute = (_recompute(level),) * program.stages
-        plan = Plan(recompute=recompute, slices=cut_rows, **({"method": Method.FLAT} if experts else {}))
+        plan = Plan(
+            recompute=recompute, slices=cut_rows, slices_of_tokens=of_tokens, method=Method.FLAT if experts else Plan().method
+        )
         pipe = Pipeline(
             deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cut=Cut(inputs=["input_ids"]), plan=plan,
             example={"input_ids": tokens[:2]}, timeout=60.0,

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
+from schedc_runtime.recompute.regions import region
 from schedc_runtime.segments.cut import COPIED, JOINS, SLICE, CutNode, Cutting, is_element
 from schedc_runtime.tensor_parallel.exchanges import ROWS, Gather, Scatter, TensorExchange
 from schedc_runtime.tensor_parallel.rows import OWN_ROWS, keeps_rows_apart
@@ -48,7 +50,12 @@ def own_slice(rows: Tensor, number: int, count: int) -> Tensor:
 
 
 def join_rows(parts: Sequence[Tensor], ranks: int) -> Tensor:
-    """[B, S, H] of the slices that `split_rows` makes."""
+    """[B, S, H] of the slices that `split_rows` makes. Where slices are gathered again, they are joined again."""
+    joined: Tensor = region(Level.LAYER, _joined, ranks, *parts)
+    return joined
+
+
+def _joined(ranks: int, *parts: Tensor) -> Tensor:
     by_rank = [part.unflatten(ROWS, (ranks, -1)) for part in parts]
     return torch.cat(by_rank, ROWS + 1).flatten(ROWS, ROWS + 1)
 

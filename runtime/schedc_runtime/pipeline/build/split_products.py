@@ -34,6 +34,11 @@ def split_products(assembly: Assembly) -> None:
         refuse_placed(assembly.settings.model)
     if not assembly.mesh.splits:
         named = assembly.settings.model.named_parameters()
+        if assembly.plan.token_slices:
+            raise RuntimeFault(
+                "`slices` of tokens in the plan, and no tensor ranks, whose exchanges they cut",
+                "write `slices` without `of tokens`, or Mesh(P, tensor=T)",
+            )
         if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
             raise RuntimeFault(
                 f"`{name}` is a tensor rank's part of another pipeline",
