@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,12 +51,15 @@ SEGMENTS = {"before_gather": SegmentTimes(2, 2, 0), "after_gather": SegmentTimes
 """Milliseconds: norms and sums of own rows, and a core."""
 SLICED = 1.05
 """Time of the segments of all slices over that of the whole microbatch."""
-STEPS = (("dualpipev", 1), ("interleaved_overlap", 1), ("1f1b", 4), ("1f1b", 2), ("1f1b", 1))
-"""Schedules, and slices of a microbatch."""
-BOUNDS: dict[tuple[str, int], tuple[tuple[InstructionKind, ...], float]] = {
-    ("dualpipev", 1): (PAIRED, 0.95), ("interleaved_overlap", 1): (PAIRED, 0.95), ("1f1b", 4): (EVERY, 0.9),
+STEPS = (
+    ("dualpipev", 1, 1), ("interleaved_overlap", 1, 1), ("1f1b", 4, 1), ("1f1b", 2, 1), ("1f1b", 1, 1), ("1f1b", 1, 4),
+    ("dualpipev", 1, 4),
+)  # fmt: skip
+"""Schedules, slices of a microbatch, and slices of its tokens."""
+BOUNDS: dict[tuple[str, int, int], tuple[tuple[InstructionKind, ...], float]] = {
+    ("dualpipev", 1, 1): (PAIRED, 0.95), ("interleaved_overlap", 1, 1): (PAIRED, 0.95), ("1f1b", 4, 1): (EVERY, 0.9),
 }  # fmt: skip
-"""By schedule and slices: the instructions that count, and the least share of their exchanges that is hidden."""
+"""By the entry of `STEPS`: the instructions that count, and the least share of their exchanges that is hidden."""
 POINTS = 0.03
 """The most by which a predicted share may differ from the measured one."""
 
@@ -92,48 +96,57 @@ def _sizes(schedule: str) -> dict[str, int]:
     return {"P": RANKS, "M": MICROBATCHES} | ({"v": 2} if schedule.startswith("interleaved") else {})
 
 
-def rank_of_step(rank: int, world: int, schedule: str, slices: int, ratio: float) -> dict[str, Any]:
+def rank_of_step(rank: int, world: int, schedule: str, slices: int, token_slices: int, ratio: float) -> dict[str, Any]:
     """Steps of a schedule on this process."""
     program, mesh = schedc.compile(schedule, **_sizes(schedule)), Mesh(RANKS, tensor=TENSOR_RANKS)
-    costs = costs_at(ratio, slices)
-    told = emulated(rank, program, mesh, LAYERS, costs, 1e-3, 2, slices=slices, parts_of=split_parts)
-    return {"failed": False, "schedule": schedule, "slices": slices, "ratio": ratio, **told}
+    costs = costs_at(ratio, max(slices, token_slices))
+    parts_of = partial(split_parts, token_slices=token_slices)
+    told = emulated(rank, program, mesh, LAYERS, costs, 1e-3, 2, slices=slices, parts_of=parts_of)
+    return {
+        "failed": False, "schedule": schedule, "slices": slices, "token_slices": token_slices, "ratio": ratio, **told
+    }  # fmt: skip
 
 
-def split_parts(layers: int, program: Program, near: PeerGroups) -> Partition:
+def split_parts(layers: int, program: Program, near: PeerGroups, token_slices: int = 1) -> Partition:
     """The stages of a toy whose cores, table and head are split."""
     model = toy(blocks=layers)
     insert = SplitProducts(model, TOY_PLAN, near.splitting).insertion
-    return partition(model, program.stages, placement=program.placement, insert=insert)
+    parts = partition(model, program.stages, placement=program.placement, insert=insert)
+    for module in parts.modules:
+        module.token_slices = token_slices
+    return parts
 
 
-def predicted_step(schedule: str, slices: int, ratio: float) -> CellPricing:
+def predicted_step(schedule: str, slices: int, token_slices: int, ratio: float) -> CellPricing:
     """The step as `schedc check` prices it, from the same table and the compiler's own graphs."""
-    order, costs = computation(schedc.compile(schedule, **_sizes(schedule)))[0], costs_at(ratio, slices)
+    order = computation(schedc.compile(schedule, **_sizes(schedule)))[0]
+    costs = costs_at(ratio, max(slices, token_slices))
     dense, last = ("dense",) * LAYERS, order.stages - 1
     ends: dict[int, tuple[Sequence[str], Sequence[str]]] = {0: (("embedding",), ()), last: ((), ("head",))}
     blocks = [(*before, *dense, *after) for before, after in (ends.get(s, ((), ())) for s in range(order.stages))]
     table = CellTable(costs, tuple(blocks))
-    return price(Dependencies.of(order), [sliced(shape, slices) for shape in table.shapes(order.stages)], costs)
+    shapes = table.shapes(order.stages, (token_slices,) * order.stages)
+    return price(Dependencies.of(order), [sliced(shape, slices) for shape in shapes], costs)
 
 
 def step_cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cases of the word ``hidden``."""
-    for schedule, slices in STEPS:
-        yield {"function": f"{HERE}:rank_of_step", "schedule": schedule, "slices": slices, "ratio": options.ratio}
+    for schedule, slices, token_slices in STEPS:
+        own = {"schedule": schedule, "slices": slices, "token_slices": token_slices, "ratio": options.ratio}
+        yield {"function": f"{HERE}:rank_of_step", **own}
 
 
 def judge_step(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The row of a case of ``hidden``. same: what each rank says."""
-    schedule, slices, ratio = (same[0][name] for name in ("schedule", "slices", "ratio"))
-    kinds, least = BOUNDS.get((schedule, slices), (EVERY, 0.0))
-    step = predicted_step(schedule, slices, ratio)
+    entry = {name: same[0][name] for name in ("schedule", "slices", "token_slices")}
+    kinds, least = BOUNDS.get(tuple(entry.values()), (EVERY, 0.0))
+    step = predicted_step(**entry, ratio=same[0]["ratio"])
     known = {PAIRED: step.hidden_steady, EVERY: step.hidden_step}[kinds]
     share, over = hidden([rank["measured"] for rank in same], kinds), max(rank["wall"] for rank in same)
     over /= step.late_wait.makespan * 1e-3
     near = known is not None and abs(share - known) <= POINTS and abs(over - 1) <= POINTS
     figures = {"hidden": share, "predicted": known, "step_over_predicted": over}
-    return {"schedule": schedule, "slices": slices, **figures, "failed": not (share >= least and near)}
+    return {**entry, **figures, "failed": not (share >= least and near)}
 
 
 def checked_bytes(ranks: int, level: Level) -> dict[str, float]:

@@ -7,7 +7,7 @@
 Every node appears once per slice, behind the nodes of its own slice. So the exchange of a slice can hide behind the
 compute of another, in cells of one op too. What needs all rows of the microbatch is a joint node, which runs once.
 
-Slices may be of the tokens of a sequence, where tensor ranks gather and scatter rows. An attention is then a joint node.
+Slices may be of the tokens of a sequence, where tensor ranks gather and scatter rows. Attentions are then joint nodes.
 """
 
 from __future__ import annotations

@@ -138,9 +138,7 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
     def placed(self, name: Token) -> p.RulePart:
         return p.RulePart("placed", str(name), (), span_of(name))
 
-    def slices(
-        self, word: Token, where: p.RulePart | None, count: Token, kind: p.WordPair | None
-    ) -> p.SlicesLine:
+    def slices(self, word: Token, where: p.RulePart | None, count: Token, kind: p.WordPair | None) -> p.SlicesLine:
         value = int(_number(count)) if count.type == "INT" else _word(count)
         return p.SlicesLine(where, value, kind, _through(word, count, kind))
 

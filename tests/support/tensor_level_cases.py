@@ -57,8 +57,8 @@ def levels(
     """A case for each schedule: the error, digests by level and order of cells, and bytes held by level.
 
     Each level runs in two orders, the drawn one and another. levels: as of `_recompute`. slices: of a microbatch, or
-    of its tokens. mesh: of `MESHES`; by default two tensor ranks, which share experts. again: of layers and microbatches, how many were
-    recomputed, and how many were not, by adaptive level.
+    of its tokens. mesh: of `MESHES`; by default two tensor ranks, which share experts. again: of layers and
+    microbatches, how many were recomputed, and how many were not, by adaptive level.
     """
     cases = []
     ranks = MESHES[mesh or ("ep 2 over tp 2" if name in KINDS else "ep 1, tp 2")]
@@ -68,7 +68,9 @@ def levels(
             program = schedc.compile(
                 AHEAD if schedule == "ahead" else schedule, P=ranks.pipeline, **SCHEDULES.get(schedule, {"M": 4})
             )
-            cases.append({"family": name, "schedule": schedule} | _case(model, program, levels, slices, ranks, of_tokens))
+            cases.append(
+                {"family": name, "schedule": schedule} | _case(model, program, levels, slices, ranks, of_tokens)
+            )
     return cases
 
 
@@ -83,9 +85,8 @@ def _case(
     worst, cut_rows = 0.0, (slices,) * program.stages * (slices > 1)
     for number, level in enumerate(levels):
         recompute = (_recompute(level),) * program.stages
-        plan = Plan(
-            recompute=recompute, slices=cut_rows, slices_of_tokens=of_tokens, method=Method.FLAT if experts else Plan().method
-        )
+        way = {"method": Method.FLAT} if experts else {}
+        plan = Plan(recompute=recompute, slices=cut_rows, slices_of_tokens=of_tokens, **way)
         pipe = Pipeline(
             deepcopy(model), program, loss_fn=loss_fn, mesh=mesh, cut=Cut(inputs=["input_ids"]), plan=plan,
             example={"input_ids": tokens[:2]}, timeout=60.0,

@@ -122,10 +122,10 @@ def traces(rank: int, world: int, folder: str) -> list[str]:
     return [str(path.relative_to(folder)) for path in written]
 
 
-def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
+def compiled(rank: int, world: int, name: str, token_slices: int = 1) -> dict[str, Any]:
     """The error of a family with compiled cores, whether all orders agree, how many were compiled, and warnings.
 
-    Two tensor ranks hold a stage of one layer.
+    Two tensor ranks hold a stage of one layer, in slices of its tokens.
     """
     stages = world // 2
     with wide_norms(), warnings.catch_warnings(record=True) as caught:
@@ -137,6 +137,7 @@ def compiled(rank: int, world: int, name: str) -> dict[str, Any]:
         pipe = Pipeline(
             deepcopy(model), schedc.compile("zbh1", P=stages, M=4), loss_fn=loss_fn, mesh=Mesh(stages, tensor=2),
             example={"input_ids": tokens[:2]}, compile={"backend": "aot_eager"}, timeout=120.0,
+            plan=Plan(slices=(token_slices,) * stages, slices_of_tokens=token_slices > 1),
         )  # fmt: skip
         for _ in in_each_order(pipe):
             got = pipe.step({"input_ids": tokens}, labels).item()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import (
+    ROWS,
     Collect,
     CollectColumns,
     Enter,
@@ -53,7 +54,8 @@ class _OwnRows:
 class Insertion:
     """The exchanges of one model. They are modules of the model, under `HOME`, so that stages take them along.
 
-    units: paths of blocks; own rows begin at the first of those with a core. head: where they end.
+    units: paths of blocks; own rows begin at the first of those with a core. head: where they end. token_slices: slices
+    that own rows are enough for, or a recording is refused.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Insertion:
         head: str,
         group: ExpertGroup,
         vocabulary: Vocabulary,
+        token_slices: int = 1,
     ) -> None:
         self.gradients = Gradients(model, cores, vocabulary)
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._group, self._home, self._now = group, nn.Module(), _OwnRows()
+        self._token_slices = token_slices
         blocks = tuple(units)
         self._handlers: dict[str, Callable[[Run, Any, Any], Any]] = {}
         self._ends = {core.out.path for core in cores}
@@ -155,7 +159,7 @@ class Insertion:
         def handler(run: Run, args: Any, kwargs: Any) -> Any:
             if not self._now.inside:
                 raise PartitionError(f"the core `{core.path}` is called behind the head", "call the head last")
-            result = run(*_replaced(args, kwargs, lambda whole: gather(None, whole)[0], core.path))
+            result = run(*_replaced(args, kwargs, lambda own: gather(None, self._sliceable(own))[0], core.path))
             first, rest = (result, None) if isinstance(result, Tensor) else _first(result, core.path)
             _check_end(core, first, self._now.ends.pop(core.out.path, None))
             (own,) = scatter(None, first)
@@ -167,6 +171,15 @@ class Insertion:
         for each in (*core.into, core.out):
             if STYLES[each.style].whole_outside:
                 self._add(each.path, self._columns(each.path, each.split is Split.ROWS))
+
+    def _sliceable(self, own: Tensor) -> Tensor:
+        """Own rows [B, S/t, H]. Raises `PartitionError` where they are fewer than slices."""
+        if own.shape[ROWS] < self._token_slices:
+            raise PartitionError(
+                f"{own.shape[ROWS]} tokens of a tensor rank do not make {self._token_slices} slices",
+                "give longer sequences, or write fewer `slices` of tokens into the plan",
+            )
+        return own
 
     def _columns(self, path: str, gathers: bool) -> Callable[[Run, Any, Any], Any]:
         """Gathers the columns that a product gives, or takes the own columns of its input."""

@@ -22,7 +22,7 @@ ROW_BY_ROW = frozenset({
 })  # fmt: skip
 """Functions of torch that compute each element, or each row, by itself."""
 OWN_ROWS = "own_rows"
-"""Key in a node's meta: by each of its inputs, whether it has own rows, too. Each row of the node follows from itself."""
+"""Key in the meta of a node whose rows follow each from itself: by each of its inputs, whether it has own rows, too."""
 _SIZE = 4
 """Rows with which a module is tried."""
 

@@ -27,7 +27,7 @@ class SplitProducts:
 
     plan: styles by name; None for the model's own. group: the tensor ranks. multiplied: path of the head that the loss
     multiplies by; "" for a loss of logits. context: the ranks that share each sequence, if any. The tensor ranks may
-    then be one: the model has the exchanges, and all of its products.
+    then be one: the model has the exchanges, and all of its products. token_slices: the most slices of tokens.
 
     Raises `RuntimeFault`, on every rank alike, for a plan or sizes that are not carried out.
     """
@@ -39,8 +39,9 @@ class SplitProducts:
         group: ExpertGroup,
         multiplied: str = "",
         context: ExpertGroup | None = None,
+        token_slices: int = 1,
     ) -> None:
-        self._model, self.group = model, group
+        self._model, self.group, self._token_slices = model, group, token_slices
         self.styles = dense_styles(model, styles_of(model, plan))
         styled = list(styled_modules(model, self.styles))
         self.head = head_of(model, self.styles)
@@ -94,4 +95,4 @@ class SplitProducts:
 
     def insertion(self, units: Sequence[str]) -> Insertion:
         """What is inserted while the model is recorded. units: paths of its blocks."""
-        return Insertion(self._model, self.cores, units, self.head, self.group, self.vocabulary)
+        return Insertion(self._model, self.cores, units, self.head, self.group, self.vocabulary, self._token_slices)

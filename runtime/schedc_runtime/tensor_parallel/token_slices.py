@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedc.ir.plan import Level
-from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.regions import region
 from schedc_runtime.segments.cut import COPIED, JOINS, SLICE, CutNode, Cutting, is_element
 from schedc_runtime.tensor_parallel.exchanges import ROWS, Gather, Scatter, TensorExchange
@@ -28,19 +27,13 @@ from schedc_runtime.tensor_parallel.rows import OWN_ROWS, keeps_rows_apart
 
 
 def in_token_slices(graph: fx.Graph, module: nn.Module, cutting: Cutting, count: int) -> fx.Graph:
-    """The graph of a stage with ``count`` slices of what stands between joint nodes. cutting: of ``graph``.
-    """
+    """The graph of a stage with ``count`` slices of what stands between joint nodes. cutting: of ``graph``."""
     return _TokenSlices(graph, module, cutting, count).written()
 
 
 def split_rows(whole: Tensor, count: int, ranks: int) -> tuple[Tensor, ...]:
     """[count] slices [B, S/count, H] of [B, S, H], where each of ``ranks`` has an equal run of rows in each slice."""
-    by_rank = whole.unflatten(ROWS, (ranks, -1))
-    if by_rank.shape[ROWS + 1] < count:
-        raise StageError(
-            f"{by_rank.shape[ROWS + 1]} tokens of a tensor rank do not make {count} slices",
-            "give longer sequences, or write fewer `slices` of tokens",
-        )
+    by_rank = _by_rank(whole, ranks)
     return tuple(part.flatten(ROWS, ROWS + 1) for part in by_rank.tensor_split(count, ROWS + 1))
 
 
@@ -56,8 +49,13 @@ def join_rows(parts: Sequence[Tensor], ranks: int) -> Tensor:
 
 
 def _joined(ranks: int, *parts: Tensor) -> Tensor:
-    by_rank = [part.unflatten(ROWS, (ranks, -1)) for part in parts]
-    return torch.cat(by_rank, ROWS + 1).flatten(ROWS, ROWS + 1)
+    return torch.cat([_by_rank(part, ranks) for part in parts], ROWS + 1).flatten(ROWS, ROWS + 1)
+
+
+def _by_rank(rows: Tensor, ranks: int) -> Tensor:
+    """[B, ranks, S/ranks, H] of [B, S, H]."""
+    apart: Tensor = rows.unflatten(ROWS, (ranks, -1))  # type: ignore[no-untyped-call]
+    return apart
 
 
 @dataclass(eq=False)

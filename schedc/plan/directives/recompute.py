@@ -313,7 +313,10 @@ def _check_slices(directives: Directives, schedule: Schedule, _layout: Layout) -
 
 def _resolve_slices(directives: Directives, schedule: Schedule) -> dict[str, Any]:
     counts = slices_per_stage(directives.slices, schedule.stages, schedule.placement)
-    return {"slices": counts, "slices_of_tokens": directives.plan.slices_of_tokens and bool(counts or directives.chooses_slices)}
+    return {
+        "slices": counts,
+        "slices_of_tokens": directives.plan.slices_of_tokens and bool(counts or directives.chooses_slices),
+    }
 
 
 def _facts_slices(plan: Plan, _layout: Layout) -> dict[str, Any]:

@@ -37,6 +37,9 @@ def _plan(lines: str, schedule: str = "interleaved_1f1b(P = 2, M = 4, v = 2)") -
         ("slices chunk 1 4", (1, 1, 4, 4), "slices stage [2, 3] 4"),
         ("slices 2  slices stage [0, 3] 1", (1, 2, 2, 1), "slices stage [1, 2] 2"),
         ("slices chunk 0 2  slices stage 1 3", (2, 3, 1, 1), "slices stage [0] 2  slices stage [1] 3"),
+        ("slices 2 of tokens", (2, 2, 2, 2), "slices 2 of tokens"),
+        ("slices chunk 1 4 of tokens", (1, 1, 4, 4), "slices stage [2, 3] 4 of tokens"),
+        ("slices 1 of tokens", (), ""),
     ],
 )
 def test_lines_give_each_stage_its_slices(lines: str, slices: tuple[int, ...], text: str) -> None:
@@ -44,7 +47,8 @@ def test_lines_give_each_stage_its_slices(lines: str, slices: tuple[int, ...], t
     assert plan.slices == slices
     assert write_plan(plan) == text
     assert read_plan(text, 4) == plan
-    assert [plan.slices_of(stage) for stage in range(4)] == list(slices or (1, 1, 1, 1))
+    assert (plan.token_slices if "tokens" in text else plan.row_slices) == slices
+    assert not (plan.row_slices if "tokens" in text else plan.token_slices)
     assert plan.ordered is bool(slices)
 
 
@@ -67,6 +71,9 @@ def test_lines_give_each_stage_its_slices(lines: str, slices: tuple[int, ...], t
         ("slices auto  slices stage 0 2", "S153", "`slices auto`, and numbers of stages"),
         ("slices chunk 0 auto", "S153", "`slices auto`, and numbers of stages"),
         ("overlap off  slices auto", "S144", "and `overlap off`"),
+        ("slices 2 of rows", "S153", "slices `of rows`"),
+        ("slices chunk 0 2 of tokens  slices chunk 1 2", "S153", "slices of rows beside slices of tokens"),
+        ("parallel tp 1 cp 1 dp 1  slices 2 of tokens", "S153", "and tp 1: no exchange of tensor ranks"),
     ],
 )
 def test_what_cannot_be_is_refused_at_its_line(lines: str, code: str, message: str) -> None:
@@ -131,23 +138,25 @@ def _costs(folder: Path, exchange: float, factors: str) -> Costs:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "exchange", "factors", "slices"),
+    ("schedule", "exchange", "factors", "kind", "slices"),
     [
-        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.05, 4 = 1.1}", (4, 4)),
-        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.25}", ()),
-        ("dualpipev(P = 2, M = 6)", 5.5, "{2 = 1.15}", (2, 2, 1, 1)),
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.05, 4 = 1.1}", "", (4, 4)),
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.25}", "", ()),
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.5}", " of tokens", ()),
+        ("1f1b(P = 2, M = 4)", 5.5, "{2 = 1.05, 4 = 1.1}", " of tokens", (4, 4)),
+        ("dualpipev(P = 2, M = 6)", 5.5, "{2 = 1.15}", "", (2, 2, 1, 1)),
     ],
 )
 def test_the_slices_of_the_shortest_step_are_chosen(
-    tmp_path: Path, schedule: str, exchange: float, factors: str, slices: tuple[int, ...]
+    tmp_path: Path, schedule: str, exchange: float, factors: str, kind: str, slices: tuple[int, ...]
 ) -> None:
     """Each candidate has the price of its own lines, and the program is that of the lines of the best one."""
     costs = _costs(tmp_path, exchange, factors)
-    step = analyse(_plan("slices auto", schedule), {}, costs)
+    step = analyse(_plan(f"slices auto{kind}", schedule), {}, costs)
     assert step.sliced is not None
     assert step.schedule.plan.slices == step.sliced.chosen.plan.slices == slices
     for each in step.sliced.candidates:
-        lines = "  ".join(f"slices stage {stage} {count}" for stage, count in enumerate(each.plan.slices))
+        lines = "  ".join(f"slices stage {stage} {count}{kind}" for stage, count in enumerate(each.plan.slices))
         alone = analyse(_plan(lines, schedule), {}, costs)
         assert alone.inside is not None
         assert (alone.plan, alone.inside.late_wait.makespan) == (each.plan, each.makespan)
@@ -155,6 +164,12 @@ def test_the_slices_of_the_shortest_step_are_chosen(
         if each is step.sliced.chosen:
             assert print_program(alone.program()) == print_program(step.program())
             assert alone.inside.hidden_steady == each.pairs
+
+
+def test_slices_of_tokens_need_exchanges_of_tensor_ranks() -> None:
+    costs = load_costs(Path("examples/costs/cells.toml"))
+    with pytest.raises(DiagnosticError, match="no exchanges of tensor ranks: they would change nothing"):
+        analyse(_plan("slices 2 of tokens", "1f1b(P = 2, M = 4)"), {}, costs)
 
 
 def test_slices_that_are_chosen_say_why(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from schedc.cell import stage_shape
 from schedc.cell.graph import Lane, StageShape
@@ -19,7 +20,7 @@ from schedc_runtime.testing import pool
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
 from support.sweeps import swept
-from support.tensor_cases import TOY_PLAN, toy
+from support.tensor_cases import TOY_PLAN, ToyMlp, toy
 from support.tensor_cost_cases import checked_bytes, judge_bytes
 from support.tensor_expert_cases import expert_family
 
@@ -27,39 +28,64 @@ SPLITS = dict.fromkeys(("gather", "scatter", "sum", "enter", "collect"), Lane.NO
 ENDS = {"before_sum": "embedding", "before_collect": "head"}
 
 
-def recorded(model: torch.nn.Module, plan: dict[str, str] | None) -> list[StageShape]:
-    """The graphs of two stages of a model whose products two ranks split."""
+def recorded(model: torch.nn.Module, plan: dict[str, str] | None, token_slices: int = 1) -> list[StageShape]:
+    """The graphs of two stages of a model whose products two ranks split, in slices of tokens."""
     group = ExpertGroup(*(SoloCommunicator(name) for name in ("tensor", "rail", "node")), per_node=2, rank=0)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     insert = SplitProducts(model, plan, group).insertion
     parts = partition(model, 2, example={"input_ids": tokens}, insert=insert)
     inputs = len(parts.inputs), len(parts.values[0])
+    for module in parts.modules:
+        module.token_slices = token_slices
     return [stage_graph(module, count).shape for module, count in zip(parts.modules, inputs, strict=True)]
 
 
-def nodes(shape: StageShape) -> list[tuple[str, str, tuple[int, ...], bool, bool]]:
-    """Role, lane, the nodes that it takes, and whether it takes inputs and has a gradient, of each node."""
+def nodes(shape: StageShape) -> list[tuple[object, ...]]:
+    """Role, lane, slice, the nodes that it takes, and whether it takes inputs and has a gradient, of each node."""
     return [
-        (ENDS.get(node.role, node.role), node.lane.value, node.after, node.inputs, node.differentiable)
+        (
+            *(ENDS.get(node.role, node.role), node.lane.value, node.slice, node.slices, node.behind),
+            *(node.after, node.inputs, node.differentiable),
+        )
         for node in shape.nodes
     ]
 
 
-def test_prices_have_the_graph_of_a_recording() -> None:
+@pytest.mark.parametrize("slices", [1, 3])
+def test_prices_have_the_graph_of_a_recording(slices: int) -> None:
     stages = (["embedding", "dense", "dense"], ["dense", "dense", "head"])
-    for shape, blocks in zip(recorded(toy(), TOY_PLAN), stages, strict=True):
-        assert nodes(stage_shape(blocks, nodes=1, splits=SPLITS)) == nodes(shape)
+    for shape, blocks in zip(recorded(toy(), TOY_PLAN, slices), stages, strict=True):
+        assert nodes(stage_shape(blocks, nodes=1, splits=SPLITS, token_slices=slices)) == nodes(shape)
+        assert max(node.slices for node in shape.nodes) == slices
+        assert {node.slices for node in shape.nodes if node.role == "after_gather"} == {1, slices}, "attention, MLP"
+
+
+class Ahead(ToyMlp):
+    """Computes each token from the next one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.roll(-1, 1))
+
+
+def test_a_core_whose_tokens_meet_stays_whole() -> None:
+    model = toy()
+    for block in model.blocks:
+        block.mlp = Ahead(32).double()
+    for shape in recorded(model, TOY_PLAN, 2):
+        assert {node.slices for node in shape.nodes if node.role == "after_gather"} == {1}
+        assert {node.slices for node in shape.nodes if node.role == "scatter"} == {2}
 
 
 @pytest.mark.slow
 @needs("transformers")
-def test_prices_have_the_exchanges_of_experts_behind_attention() -> None:
-    """Positions of a model of Transformers are a segment of their own."""
+@pytest.mark.parametrize("slices", [1, 2])
+def test_prices_have_the_exchanges_of_experts_behind_attention(slices: int) -> None:
+    """Positions of a model of Transformers are a segment of their own. A core behind experts is not sliced."""
     stages = (["embedding", "moe", "moe"], ["moe", "moe", "head"])
-    for shape, blocks in zip(recorded(expert_family("Mixtral"), None), stages, strict=True):
-        known = stage_shape(blocks, shared=False, nodes=1, splits=SPLITS)
-        wanted = [(role, lane) for role, lane, *_ in nodes(shape) if role != "shared"]
-        assert [(role, lane) for role, lane, *_ in nodes(known)] == wanted
+    for shape, blocks in zip(recorded(expert_family("Mixtral"), None, slices), stages, strict=True):
+        known = stage_shape(blocks, shared=False, nodes=1, splits=SPLITS, token_slices=slices)
+        wanted = [each[:4] for each in nodes(shape) if each[0] != "shared"]
+        assert [each[:4] for each in nodes(known)] == wanted
 
 
 @pytest.mark.sweep

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
+from schedc.plan import Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition import Partition, partition
@@ -23,13 +24,15 @@ from schedc_runtime.tensor_parallel.styles import styles_of
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.gradient_errors import error_of
 from support.needs import needs
-from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
+from support.tensor_cases import SIZES, TOY_PLAN, Toy, ToyBlock, ToyMlp, loss_fn, toy
 
 
-def split(model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0) -> SplitProducts:
+def split(
+    model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0, token_slices: int = 1
+) -> SplitProducts:
     """A model split over ranks that never exchange anything."""
     group = ExpertGroup(*(SoloCommunicator(name) for name in ("tensor", "rail", "node")), per_node=ranks, rank=rank)
-    return SplitProducts(model, TOY_PLAN if plan is None else plan, group)
+    return SplitProducts(model, TOY_PLAN if plan is None else plan, group, token_slices=token_slices)
 
 
 def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
@@ -184,6 +187,7 @@ def test_a_sequence_that_ranks_cannot_share() -> None:
         cut(toy(), length=7)
 
 
+<<<<<<< HEAD
 class Recurrent(Toy):
     """Adds the embedded tokens to what each block is given, as HRM-Text adds the state of one stack to another's."""
 
@@ -200,6 +204,14 @@ def test_whole_rows_that_meet_own_ones_are_refused_with_the_style() -> None:
     with pytest.raises(BoundaryError, match=words) as refused:
         cut(Recurrent())
     assert "take one tensor rank" in refused.value.help
+=======
+def test_slices_need_a_token_each() -> None:
+    with pytest.raises(PartitionError, match="4 tokens of a tensor rank do not make 5 slices"):
+        cut(toy(), token_slices=5)
+    plan = Plan(slices=(2, 2), slices_of_tokens=True)
+    with pytest.raises(RuntimeFault, match="`slices` of tokens in the plan, and no tensor ranks"):
+        Pipeline(toy(), schedc.compile("1f1b", P=2, M=2), loss_fn=loss_fn, plan=plan, in_process=True)
+>>>>>>> 48e12f5e (tensor: tests, prices and pages of slices of tokens)
 
 
 class Twice(Toy):

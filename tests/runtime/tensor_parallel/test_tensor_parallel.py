@@ -62,6 +62,19 @@ def test_models_of_transformers_train_by_their_own_plans() -> None:
             assert case["equal"], case
 
 
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("family", "schedules", "slices"),
+    [("olmo2", ["zbh1", "dualpipev"], [3, 2]), *swept([("cohere2", ["interleaved_overlap"], [2, 3, 1, 4])], [])],
+)
+def test_tokens_of_one_row_run_in_slices(family: str, schedules: list[str], slices: list[int]) -> None:
+    """Norms behind cores, and cores side by side; slices of different lengths, and other numbers by stage."""
+    arguments = {"names": [family], "schedules": schedules, "token_slices": slices}
+    for case in pool(4).run(f"{CASES}:families", timeout=240, **arguments)[0]:
+        assert case["error"] <= 1e-14, case
+        assert case["equal"], case
+
+
 @pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.parametrize(
@@ -83,17 +96,18 @@ def test_experts_are_shared_over_tensor_ranks(family: str, mesh: str, biases: in
 @pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.parametrize(
-    ("schedule", "levels", "slices", "share"),
+    ("schedule", "levels", "slices", "of_tokens", "share"),
     [
-        *swept([("dualpipev", ["none", "layer"], 2, 0.15)], []),
-        ("ahead", ["full", "layer 1 full 1", "layer"], 1, 0.35),
+        *swept([("dualpipev", ["none", "layer"], 2, False, 0.15), ("zbh1", ["none", "layer"], 2, True, 0.15)], []),
+        ("ahead", ["full", "layer 1 full 1", "layer"], 1, False, 0.35),
     ],
 )
 def test_levels_of_recomputation_have_the_same_bits(
-    schedule: str, levels: list[str], slices: int, share: float
+    schedule: str, levels: list[str], slices: int, of_tokens: bool, share: float
 ) -> None:
     """What enters a core is gathered a second time at `layer`, in each order of a cell, in slices and in an R."""
     arguments: dict[str, Any] = {"name": "llama", "schedules": [schedule], "levels": levels, "slices": slices}
+    arguments["of_tokens"] = of_tokens
     for (case,) in pool(4).run(f"{LEVEL_CASES}:levels", timeout=240, **arguments):
         assert case["error"] <= 1e-14, case
         assert case["equal"], case["bits"]

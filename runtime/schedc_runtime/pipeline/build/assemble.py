@@ -178,7 +178,7 @@ def make_stages(assembly: Assembly) -> None:
             take_shards(assembly, place, modules)
 
     for module, count in zip(assembly.partition.modules, assembly.plan.token_slices, strict=False):
-        module.token_slices = count
+        vars(module)["token_slices"] = count
     assembly.stages = stages_of_places(
         assembly.partition,
         program,

@@ -66,4 +66,5 @@ def split_products(assembly: Assembly) -> None:
     if context is not None:
         check_context(assembly)
     styles = take_placed(settings.model) | dict(settings.tensor_plan or {}) or None
-    assembly.split = SplitProducts(settings.model, styles, near.splitting, head, context)
+    slices = max(plan.token_slices, default=1)
+    assembly.split = SplitProducts(settings.model, styles, near.splitting, head, context, slices)
