@@ -110,10 +110,9 @@ def rank_of_step(rank: int, world: int, schedule: str, slices: int, token_slices
 def split_parts(layers: int, program: Program, near: PeerGroups, token_slices: int = 1) -> Partition:
     """The stages of a toy whose cores, table and head are split."""
     model = toy(blocks=layers)
-    insert = SplitProducts(model, TOY_PLAN, near.splitting).insertion
-    parts = partition(model, program.stages, placement=program.placement, insert=insert)
-    for module in parts.modules:
-        module.token_slices = token_slices
+    split = SplitProducts(model, TOY_PLAN, near.splitting)
+    parts = partition(model, program.stages, placement=program.placement, insert=split.insertion)
+    split.slice_tokens(parts.modules, (token_slices,) * program.stages)
     return parts
 
 

@@ -135,7 +135,7 @@ def families(
         of_seed = partial(family, name, **{"num_hidden_layers": layers, **sizes})
         with wide_norms():
             rows = batch() if not token_slices else tuple(each[:4] for each in batch())
-            seed, rounding, expected = steady(of_seed, lambda model, wide: reference(model, *rows, 4, wide))
+            seed, rounding, expected = steady(of_seed, lambda model, wide, rows=rows: reference(model, *rows, 4, wide))
             for schedule in schedules:
                 row = {"family": name, "schedule": schedule, "seed": seed, "rounding": rounding}
                 cases.append(row | _case(of_seed(seed), schedule, tensor, rows, expected, token_slices))

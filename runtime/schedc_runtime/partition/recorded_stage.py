@@ -163,8 +163,8 @@ class RecordedStage(nn.Module):
     def __init__(self, slot: CodeSlot) -> None:
         super().__init__()
         self.slot = slot
-        self.token_slices = 1
-        """Slices of tokens in which exchanges of tensor ranks run."""
+        self.rewrite: Callable[[fx.Graph, nn.Module, Any], fx.Graph] | None = None
+        """Writes the graph anew, given the stage and where the graph is cut; None: segments are as recorded."""
         self.copied = False
         """Whether the stage is a deep copy, with tensors of its own."""
         self.placed: dict[str, int] = {}

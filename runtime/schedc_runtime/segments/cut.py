@@ -26,9 +26,9 @@ from schedc.cell.graph import slice_suffix
 SLICE = "slice"
 """Key in a node's meta: the slice of tokens that it runs, and how many there are."""
 COPIED = "copied"
-"""Key in the meta of a node that each segment which takes its value computes by itself."""
+"""Key in the meta of a node that is computed in each segment where its result is taken."""
 JOINS = "joins"
-"""Key in the meta of a node that makes one value of slices, which need not be kept beside it."""
+"""Key in the meta of a node that joins slices, so that none of them is kept beside the whole."""
 ALL_ROWS = (0, 1)
 """The `SLICE` of a node without one."""
 FAR = 1 << 30

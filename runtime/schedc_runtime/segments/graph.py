@@ -37,7 +37,7 @@ class Segment:
     run: takes the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
     modules: paths of the called submodules. parameters: paths of the parameters that are read directly.
     differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
-    slice: the slice of tokens that it runs, of how many. joins: whether it makes one value of slices first.
+    slice: the slice of tokens that it runs, of how many. joins: whether it first joins slices.
     """
 
     name: str
@@ -207,7 +207,6 @@ def stage_graph(
     if inputs is None:
         return StageGraph(module, (Whole(),), 1, 2, Slot(1))
     graph = stage_nodes(module, inputs, {} if traces is None else traces)
-    slices = module.token_slices if isinstance(module, RecordedStage) else 1
     exchanges = {
         name: ExchangeFacts(_label(name, part), part.lane, _layer_of(module, name))
         for name, part in module.named_modules()
@@ -215,10 +214,8 @@ def stage_graph(
     }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
     cutting = cut(graph, exchanges, dense)
-    if slices > 1:
-        from schedc_runtime.tensor_parallel.token_slices import in_token_slices
-
-        graph = in_token_slices(graph, module, cutting, slices)
+    if isinstance(module, RecordedStage) and module.rewrite is not None:
+        graph = module.rewrite(graph, module, cutting)
         cutting = cut(graph, exchanges, dense)
     return _GraphBuilder(module, graph, cutting, exchanges).build()
 

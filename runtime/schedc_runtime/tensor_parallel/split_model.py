@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
@@ -19,6 +22,7 @@ from schedc_runtime.tensor_parallel.styles import (
     styled_modules,
     styles_of,
 )
+from schedc_runtime.tensor_parallel.token_slices import in_token_slices
 from schedc_runtime.tensor_parallel.vocabulary import Vocabulary, by_loss, shard_vocabulary, vocabulary_of
 
 
@@ -92,6 +96,12 @@ class SplitProducts:
         """The paths in a stage of what torch.compile may make one graph of: cores, and layers of experts."""
         paths = {name for name, _ in module.named_modules()}
         return [core.path for core in self.cores if core.path in paths] + paths_of_experts(module)
+
+    def slice_tokens(self, modules: Sequence[nn.Module], slices: Sequence[int]) -> None:
+        """Let recorded stages run in slices of tokens. slices: [stages]; empty for whole sequences."""
+        for module, count in zip(modules, slices, strict=False):
+            if isinstance(module, RecordedStage) and count > 1:
+                module.rewrite = partial(in_token_slices, count=count)
 
     def insertion(self, units: Sequence[str]) -> Insertion:
         """What is inserted while the model is recorded. units: paths of its blocks."""

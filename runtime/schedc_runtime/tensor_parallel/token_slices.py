@@ -31,7 +31,7 @@ def in_token_slices(graph: fx.Graph, module: nn.Module, cutting: Cutting, count:
     return _TokenSlices(graph, module, cutting, count).written()
 
 
-def split_rows(whole: Tensor, count: int, ranks: int) -> tuple[Tensor, ...]:
+def rows_in_slices(whole: Tensor, count: int, ranks: int) -> tuple[Tensor, ...]:
     """[count] slices [B, S/count, H] of [B, S, H], where each of ``ranks`` has an equal run of rows in each slice."""
     by_rank = _by_rank(whole, ranks)
     return tuple(part.flatten(ROWS, ROWS + 1) for part in by_rank.tensor_split(count, ROWS + 1))
@@ -39,11 +39,11 @@ def split_rows(whole: Tensor, count: int, ranks: int) -> tuple[Tensor, ...]:
 
 def own_slice(rows: Tensor, number: int, count: int) -> Tensor:
     """Slice ``number`` of ``count`` of own rows [B, S, H]."""
-    return split_rows(rows, count, 1)[number]
+    return rows_in_slices(rows, count, 1)[number]
 
 
 def join_rows(parts: Sequence[Tensor], ranks: int) -> Tensor:
-    """[B, S, H] of the slices that `split_rows` makes. Where slices are gathered again, they are joined again."""
+    """[B, S, H] of the slices that `rows_in_slices` makes. Where slices are gathered again, they are joined again."""
     joined: Tensor = region(Level.LAYER, _joined, ranks, *parts)
     return joined
 
@@ -60,7 +60,7 @@ def _by_rank(rows: Tensor, ranks: int) -> Tensor:
 
 @dataclass(eq=False)
 class _TokenSlices:
-    """The writing of one graph. whole, parts: by old node its new one, and its new ones by slice."""
+    """The writing of one graph. whole: new nodes by old ones. parts: new nodes of slices by old ones."""
 
     graph: fx.Graph
     module: nn.Module
@@ -77,7 +77,7 @@ class _TokenSlices:
 
     @cached_property
     def ranks(self) -> dict[fx.Node, int]:
-        """By sliced node: the number of ranks whose rows it gives. They are those of the group inside of a core."""
+        """By sliced node: how many ranks have rows in its result, which inside of a core are all of the group."""
         groups = {group.key: group.nodes for group in self.cutting.groups}
         ranks: dict[fx.Node, int] = {}
         for gather, scatter in self._cores():
@@ -115,7 +115,7 @@ class _TokenSlices:
                 self.new.output(fx.node.map_arg(node.args[0], self._whole))
             elif node in self.ranks:
                 self.parts[node] = [self._slice(node, number) for number in range(self.count)]
-            elif node not in self.cutting.light:  # such a node is copied to its users
+            elif node not in self.cutting.light:  # light nodes are copied to their users
                 self._whole(node)
         return self.new
 
@@ -150,7 +150,7 @@ class _TokenSlices:
         return self.new.call_function(getitem, (self.parts[exchange][number], element))
 
     def _entering(self, node: fx.Node, source: fx.Node, number: int) -> fx.Node:
-        """What a slice of ``node`` takes of an old node."""
+        """The input of a slice of ``node`` that an old node makes."""
         if self._made_in_slices(source):
             return self._part(source, number)
         if (cut := self.exchanges.get(str(node.target))) is not None:
@@ -174,21 +174,21 @@ class _TokenSlices:
         return begun
 
     def _copied(self, function: Callable[..., Tensor], args: tuple[Any, ...]) -> fx.Node:
-        """A call that each segment which takes its value makes by itself."""
+        """A call in each segment that takes its result."""
         call = self.new.call_function(function, args)
         call.meta[COPIED] = True
         return call
 
     def _split(self, node: fx.Node) -> list[fx.Node]:
-        """The slices of what a joint core gives, in the segment of the core."""
+        """The slices of a joint core's result, in the segment of the core."""
         if node not in self.parts:
             (scatter,) = (user for user in node.users if user in self.ranks)
             ranks = self._size(self.exchanges[str(scatter.target)])
-            slices = self.new.call_function(split_rows, (self._whole(node), self.count, ranks))
+            slices = self.new.call_function(rows_in_slices, (self._whole(node), self.count, ranks))
             self.parts[node] = [self.new.call_function(getitem, (slices, number)) for number in range(self.count)]
         return self.parts[node]
 
 
 def _depend(nodes: Collection[fx.Node], others: Collection[fx.Node]) -> bool:
-    """Whether one of the nodes takes what one of the others makes."""
+    """Whether one of the nodes takes the result of one of the others."""
     return any(source in others for node in nodes for source in node.all_input_nodes)

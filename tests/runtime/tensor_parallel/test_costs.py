@@ -32,11 +32,10 @@ def recorded(model: torch.nn.Module, plan: dict[str, str] | None, token_slices: 
     """The graphs of two stages of a model whose products two ranks split, in slices of tokens."""
     group = ExpertGroup(*(SoloCommunicator(name) for name in ("tensor", "rail", "node")), per_node=2, rank=0)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    insert = SplitProducts(model, plan, group).insertion
-    parts = partition(model, 2, example={"input_ids": tokens}, insert=insert)
+    split = SplitProducts(model, plan, group)
+    parts = partition(model, 2, example={"input_ids": tokens}, insert=split.insertion)
+    split.slice_tokens(parts.modules, (token_slices,) * 2)
     inputs = len(parts.inputs), len(parts.values[0])
-    for module in parts.modules:
-        module.token_slices = token_slices
     return [stage_graph(module, count).shape for module, count in zip(parts.modules, inputs, strict=True)]
 
 

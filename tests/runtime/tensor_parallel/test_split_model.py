@@ -187,7 +187,6 @@ def test_a_sequence_that_ranks_cannot_share() -> None:
         cut(toy(), length=7)
 
 
-<<<<<<< HEAD
 class Recurrent(Toy):
     """Adds the embedded tokens to what each block is given, as HRM-Text adds the state of one stack to another's."""
 
@@ -204,14 +203,14 @@ def test_whole_rows_that_meet_own_ones_are_refused_with_the_style() -> None:
     with pytest.raises(BoundaryError, match=words) as refused:
         cut(Recurrent())
     assert "take one tensor rank" in refused.value.help
-=======
+
+
 def test_slices_need_a_token_each() -> None:
     with pytest.raises(PartitionError, match="4 tokens of a tensor rank do not make 5 slices"):
         cut(toy(), token_slices=5)
     plan = Plan(slices=(2, 2), slices_of_tokens=True)
     with pytest.raises(RuntimeFault, match="`slices` of tokens in the plan, and no tensor ranks"):
         Pipeline(toy(), schedc.compile("1f1b", P=2, M=2), loss_fn=loss_fn, plan=plan, in_process=True)
->>>>>>> 48e12f5e (tensor: tests, prices and pages of slices of tokens)
 
 
 class Twice(Toy):

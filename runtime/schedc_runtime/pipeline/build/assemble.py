@@ -177,8 +177,8 @@ def make_stages(assembly: Assembly) -> None:
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 
-    for module, count in zip(assembly.partition.modules, assembly.plan.token_slices, strict=False):
-        vars(module)["token_slices"] = count
+    if assembly.split is not None:
+        assembly.split.slice_tokens(assembly.partition.modules, assembly.plan.token_slices)
     assembly.stages = stages_of_places(
         assembly.partition,
         program,
