@@ -157,11 +157,11 @@ def _tried(analysis: Analysis) -> dict[str, Any]:
     """Ways to copy experts, and slices, among which the compiler chose; empty where the plan says them."""
     if analysis.balanced is None and analysis.sliced is None:
         return {}
-    from schedc.report.choices import balance_facts, slices_facts
+    from schedc.report.choices import balance_facts, slices_auto_facts
 
     facts = {} if analysis.balanced is None else {"balance_auto": balance_facts(analysis.balanced)}
     stages = analysis.schedule.stages
-    return facts if analysis.sliced is None else facts | {"slices_auto": slices_facts(analysis.sliced, stages)}
+    return facts if analysis.sliced is None else facts | {"slices_auto": slices_auto_facts(analysis.sliced, stages)}
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
@@ -181,8 +181,9 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         return {}
 
     if analysis.lines is None:
-        slices = analysis.schedule.plan.slices
-        return {"slices": list(slices)} if slices else {}
+        from schedc.plan.directives.recompute import slices_facts
+
+        return slices_facts(analysis.schedule.plan)
 
     from schedc.report import plan
     from schedc.report.choices import loss_facts

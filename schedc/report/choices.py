@@ -69,7 +69,7 @@ def balance_text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  {row['name']:<14} step {row['makespan']:g}; {', '.join(told)}"
 
 
-def slices_facts(chosen: ChosenSlices, stages: int) -> dict[str, Any]:
+def slices_auto_facts(chosen: ChosenSlices, stages: int) -> dict[str, Any]:
     """The candidates of `slices auto` for JSON. slices: [stages]. Times are in the unit of the costs."""
 
     def row(each: PricedSlices) -> dict[str, Any]:

@@ -319,7 +319,8 @@ def _resolve_slices(directives: Directives, schedule: Schedule) -> dict[str, Any
     }
 
 
-def _facts_slices(plan: Plan, _layout: Layout) -> dict[str, Any]:
+def slices_facts(plan: Plan, _layout: Layout | None = None) -> dict[str, Any]:
+    """The slices of each stage, and what is sliced other than rows; empty without slices."""
     of = {"slices_of": "tokens"} if plan.slices_of_tokens else {}
     return {"slices": list(plan.slices), **of} if plan.slices else {}
 
@@ -351,7 +352,7 @@ ROWS = (
         check_lines=_check_lines_of_slices,
         check_schedule=_check_slices,
         resolve=_resolve_slices,
-        facts=_facts_slices,
+        facts=slices_facts,
         text=slices_text,
     ),
 )

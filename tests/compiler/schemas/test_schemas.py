@@ -73,7 +73,7 @@ def test_a_failed_output_has_diagnostics_alone() -> None:
 @pytest.mark.slow
 @needs("jsonschema_rs")
 def test_programs_have_the_form_of_the_table() -> None:
-    plan = Plan(balance=Balance(slots=2), migrate=Migrate(8), communicators=2)
+    plan = Plan(balance=Balance(slots=2), migrate=Migrate(8), communicators=2, slices=(2, 2), slices_of_tokens=True)
     queued = replace(schedc_compile("seq1f1b", P=2, M=2, k=4), plan=plan, communicators=np.zeros(2, np.int32))
     programs = [json.loads(text) for text in (*planned_json(), program_to_json(queued))]
     assert [fault for each in programs for fault in faults(each)] == []
