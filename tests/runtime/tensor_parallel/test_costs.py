@@ -59,6 +59,13 @@ def test_prices_have_the_graph_of_a_recording(slices: int) -> None:
         assert {node.slices for node in shape.nodes if node.role == "after_gather"} == {1, slices}, "attention, MLP"
 
 
+def test_slices_have_the_weight_gradients_of_the_whole() -> None:
+    """Norms have theirs at once: slices of one node do not share parameters with each other."""
+    whole, sliced = (recorded(toy(), TOY_PLAN, slices) for slices in (1, 3))
+    for one, several in zip(whole, sliced, strict=True):
+        assert {node.whole: node.weights for node in several.nodes} == {node.name: node.weights for node in one.nodes}
+
+
 class Ahead(ToyMlp):
     """Computes each token from the next one."""
 
