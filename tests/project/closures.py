@@ -57,7 +57,7 @@ ASKED_FOR = tuple(
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
     Closure("schedc.compiler", 35_300),
-    Closure("schedc_runtime.pipeline.pipeline", 53_000, ASKED_FOR),
+    Closure("schedc_runtime.pipeline.pipeline", 53_050, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
 """Files that may load a module by a value: the values are texts ``room.file:name``, each counted in its file."""
