@@ -19,6 +19,7 @@ from schedc.load.library import names, open_schedule
 from schedc.schemas.shapes import outputs
 from support.needs import needs
 from support.paths import ROOT
+from support.sweeps import swept
 
 REFERENCE = ROOT / "docs" / "reference"
 GENERATED = {
@@ -37,6 +38,24 @@ DOCUMENTS = [
 ]
 
 
+IN_SWEEPS = (
+    "torchrun --nproc-per-node 8 train.py dense.json",
+    "torchrun --nproc-per-node 8 train.py experts.json",
+    "torchrun --nproc-per-node 4 split.py",
+    "torchrun --nproc-per-node 2 llama.py",
+    "schedc run examples/04_plan/layers.sched:heads",
+    "schedc layout --layers 61 --dense 3 --mtp 1 --losses auto",
+    "schedc report zbh1 -D P=3 -D M=5",
+    "schedc plan llama-3.1-8b h100 -D devices=48",
+    "schedc plan llama-3.1-8b h100 -D devices=64",
+    "schedc plan qwen3-30b-a3b gb200-nvl72",
+    "schedc plan llama-3.1-8b h100 -D devices=32 --batch 128x4096 --restrict megatron --top 3 --explain tp=4,pp=2",
+)
+"""Beginnings of commands that take long and that no later one needs: they run in sweeps alone.
+
+Tests of their rooms have what they do. The suite still runs the other commands of their pages."""
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -52,6 +71,8 @@ def console(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in session(path.read_text(encoding="utf-8")):
         if isinstance(part, File):
             (folder / part.name).write_text(part.text, encoding="utf-8")
+            continue
+        if part.line.startswith(swept((), IN_SWEEPS)):
             continue
         status, output = run(part, folder)
         assert status == part.status, f"{part.line}\n{output}"
@@ -77,12 +98,14 @@ def needing_libraries(paths: list[Path]) -> list[ParameterSet]:
     return [pytest.param(path, id=name_of(path), marks=[needs("transformers")] * taken[path]) for path in paths]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("path", quick_or_slow(pages(processes=False)))
 def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console(path, tmp_path, monkeypatch)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("path", needing_libraries(pages(processes=True)))
@@ -90,6 +113,12 @@ def test_a_page_that_trains_shows_what_its_commands_print(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console(path, tmp_path, monkeypatch)
+
+
+def test_commands_that_run_in_sweeps_are_those_of_pages() -> None:
+    sessions = (session(path.read_text(encoding="utf-8")) for path in DOCUMENTS)
+    lines = [part.line for parts in sessions for part in parts if isinstance(part, Command)]
+    assert [begin for begin in IN_SWEEPS if not any(line.startswith(begin) for line in lines)] == []
 
 
 def test_only_commands_that_are_run_stand_in_console_blocks() -> None:

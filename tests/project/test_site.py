@@ -16,14 +16,38 @@ from schedc.load.library import names
 from schedc.schemas.document import file_name
 from schedc.schemas.shapes import outputs
 from support.audited_pages import audit, kinds
-from support.built_site import OPTIONS, broken_links, build_site, loading_pages, pages
+from support.built_site import OPTIONS, broken_links, build_site, loading_pages, pages, read_pages
 from support.chromium import Browser
 from support.commands import facts_of
 from support.needs import needs
 from support.paths import ROOT
 from support.served import served
+from support.sweeps import swept
 
-pytestmark = [pytest.mark.slow, needs("sphinx", "furo", "myst_parser")]
+pytestmark = [pytest.mark.slow, pytest.mark.sweep, needs("sphinx", "furo", "myst_parser")]
+
+
+def _written() -> list[str]:
+    """Pages that the suite writes: all but most codes, decisions, commands and schedules. It reads every page."""
+    decisions = sorted(path.stem for path in (ROOT / "docs" / "decisions").glob("0*.md"))
+    tables = {"decisions": decisions, "reference/codes": CODES, "reference/commands": COMMANDS}
+    tables["reference/schedules"] = names()
+    some = [
+        f"{folder}/{name}" for folder, each in tables.items() for name in ("index", *sorted(each)[:: len(each) - 1])
+    ]
+    sources = (path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md"))
+    others = (path.as_posix() for path in sources if path.parent.as_posix() not in tables)
+    notebooks = (f"guide/notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    made = ["guide/notebooks/index", "reference/frontier/index", "reference/schemas/index", *notebooks]
+    return sorted({*some, *others, *made})
+
+
+WRITTEN = swept([], _written())
+"""Paths of the pages that are written, without suffix; all of them if empty."""
+INCOMPLETE = (
+    "WARNING: search index couldn't be loaded, but not all documents will be built: the index will be incomplete.\n"
+)
+"""What Sphinx says where it writes some pages alone. A further warning fails the test."""
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +55,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"-m sphinx {' '.join(OPTIONS)} -d build/doctrees docs build/docs" in makefile
-    result = build_site(folder)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = build_site(folder, WRITTEN)
+    assert (result.returncode, result.stderr) == swept((0, ""), (1, INCOMPLETE))
     return folder / "html"
+
+
+def all_pages(site: Path) -> set[str]:
+    """Every page that Sphinx read, by the path of its HTML."""
+    trees = site.parent / "doctrees"
+    return {path.relative_to(trees).with_suffix(".html").as_posix() for path in trees.rglob("*.doctree")}
+
+
+def written(site: Path) -> set[str]:
+    """The pages that this run writes, as `all_pages` has them."""
+    return swept(all_pages(site), {f"{name}.html" for name in WRITTEN})
 
 
 def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
     plans = {f"plan-{name}" for name in plan_command.commands}
     expected = {"codes": set(CODES), "schedules": set(names()), "commands": {*COMMANDS, *plans}}
     for folder, wanted in expected.items():
-        assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
+        assert read_pages(site.parent, f"reference/{folder}") == wanted | {"index"}
     notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
-    assert {path.stem for path in (site / "guide" / "notebooks").glob("*.html")} == notebooks | {"index"}
+    assert read_pages(site.parent, "guide/notebooks") == notebooks | {"index"}
     assert len(notebooks) == 5
     assert {path.stem for path in (site / "drawings").iterdir()} == {*names(), "frontier"}
     assert {path.name for path in (site / "schemas").iterdir()} == set(map(file_name, outputs()))
@@ -63,7 +98,8 @@ def test_every_page_of_the_folder_is_built(site: Path) -> None:
     sources = {
         path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")
     }
-    assert sources <= pages(site).keys()
+    assert len(sources) > 200
+    assert sources & written(site) <= pages(site).keys()
     index = (site / "decisions" / "index.html").read_text(encoding="utf-8")
     decisions = [name.removeprefix("decisions/") for name in sources if name.startswith("decisions/0")]
     assert [name for name in decisions if f'href="{name}"' not in index] == []
@@ -78,7 +114,8 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_links_of_the_built_pages_lead_somewhere(site: Path) -> None:
-    assert list(broken_links(site, pages(site))) == []
+    texts = pages(site)
+    assert list(broken_links(site, texts, all_pages(site) - written(site))) == []
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 from time import perf_counter
@@ -22,10 +23,18 @@ MOST_SECONDS = 180.0
 LOADED = re.compile(r"""((src|srcset)=["']|<link [^>]*href=["']|url\(["']?|@import ["'])(https?:)?//""")
 
 
-def build_site(folder: Path) -> CompletedProcess[str]:
-    """Build the site into ``folder/html``."""
+def build_site(folder: Path, written: Iterable[str] = ()) -> CompletedProcess[str]:
+    """Build the site into ``folder/html``.
+
+    written: the pages to write, by their paths without suffix; all of them if empty. Every page is read.
+    """
     words = ["-m", "sphinx", *OPTIONS, "-d", str(folder / "doctrees"), str(ROOT / "docs"), str(folder / "html")]
-    return run_python(words, ROOT, timeout=900)
+    return run_python([*words, *(str(ROOT / "docs" / f"{name}.md") for name in written)], ROOT, timeout=900)
+
+
+def read_pages(folder: Path, room: str) -> set[str]:
+    """Names of the pages that Sphinx read from a folder of the sources: of each it keeps a tree."""
+    return {path.stem for path in (folder / "doctrees" / room).glob("*.doctree")}
 
 
 def pages(site: Path) -> dict[str, str]:
@@ -34,20 +43,19 @@ def pages(site: Path) -> dict[str, str]:
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
-def broken_links(site: Path, texts: Mapping[str, str]) -> Iterator[str]:
-    """Links of the pages to files or places that are not there."""
+def broken_links(site: Path, texts: Mapping[str, str], unwritten: Collection[str] = ()) -> Iterator[str]:
+    """Links of the pages to files or places that are not there. unwritten: pages that were left out."""
     for page, text in texts.items():
         for target in re.findall(r'(?:href|src)="([^"]+)"', text):
             path, _, anchor = unquote(target).partition("#")
             if "://" in path or path.startswith("data:"):
                 continue
             file = (site / page).parent / path.partition("?")[0] if path else site / page
-            if not file.exists():
+            name = os.path.normpath(file.relative_to(site))
+            if name in unwritten:
+                continue
+            if not file.exists() or (anchor and name in texts and f'id="{anchor}"' not in texts[name]):
                 yield f"{page}: {target}"
-            elif anchor and file.suffix == ".html" and file.parent.name != "drawings":
-                other = texts[file.resolve().relative_to(site.resolve()).as_posix()]
-                if f'id="{anchor}"' not in other:
-                    yield f"{page}: {target}"
 
 
 def loading_pages(site: Path) -> Iterator[str]:

@@ -102,13 +102,13 @@ def torn(root: Path, steps: set[int]) -> str:
     return ""
 
 
-def killed_flushes(most: int = 1000) -> tuple[int, list[str]]:
+def killed_flushes(most: int = 1000, every: int = 1) -> tuple[int, list[str]]:
     """A flush of a third state is killed at each of its calls, and so is a second; a third ends it.
 
-    Returns the number of calls, and what failed.
+    every: step between the calls that are tried. Returns the number of calls, and what failed.
     """
     failures: list[str] = []
-    for at in range(most):
+    for at in range(0, most, every):
         with tempfile.TemporaryDirectory() as folder:
             root, memory = Path(folder) / "run", Path(folder)
             for step in (1, 2):

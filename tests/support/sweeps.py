@@ -25,8 +25,13 @@ def swept(full: T, reduced: T) -> T:
 
 def halved(cases: Iterable[T]) -> list[T]:
     """All of ``cases`` in sweeps, and every second one in the suite."""
-    every = [*cases]
-    return swept(every, every[::2])
+    return thinned(cases, 2)
+
+
+def thinned(cases: Iterable[T], every: int) -> list[T]:
+    """All of ``cases`` in sweeps, and the first of each ``every`` cases in the suite."""
+    all_of_them = [*cases]
+    return swept(all_of_them, all_of_them[::every])
 
 
 def in_sweeps(*kept: str) -> pytest.MarkDecorator:

@@ -19,6 +19,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.legality import check_schedule
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
+from support.sweeps import in_sweeps
 
 GPIPE = """sched 1
 schedule g(P: ranks = 3, M: microbatches = 5) {
@@ -180,6 +181,7 @@ def sizes(tree: ScheduleTree) -> Iterator[Schedule]:
                 yield elaborate(tree, {"P": P, "M": M})
 
 
+@in_sweeps("project/test_library_orders.py::test_every_legal_size_is_complete_and_its_claims_hold")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zbh1", "zbv", "dualpipe", "dualpipev"])
 def test_the_library_keeps_its_claims_at_every_size(name: str) -> None:

@@ -14,7 +14,7 @@ from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.load.library import names, open_schedule
 from schedc.step.costs.costs import Costs
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 # Complete at every size but those with more than 2 ranks and an odd number of microbatches above 4.
 FAILING = """sched 1
@@ -114,8 +114,9 @@ def test_the_command_reports_and_exits_1_where_a_size_fails(tmp_path: Path) -> N
     assert CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<="]).exit_code == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["check", "--sweep", "P<=2, M<=2"], ["report"]])
+@pytest.mark.parametrize("arguments", halved([["check", "--sweep", "P<=2, M<=2"], ["report"]]))
 def test_of_a_plan_its_schedule_is_spoken_of_and_that_is_said(arguments: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.sched"
     path.write_text("plan large = 1f1b(P = 4, M = 8) { layers 11  costs head 3 }\n")

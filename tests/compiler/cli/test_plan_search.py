@@ -13,7 +13,7 @@ from schedc.cli import main
 from schedc.planner.presets.library import files
 from schedc.planner.times.skew import fullest_rank
 from schedc.units import shown
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 SEARCH = (
     *("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1"),
@@ -340,6 +340,7 @@ def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
     assert "give one" in schedc(*asked, "--routing", str(record), "--skew", "2").stderr
 
 
+@in_sweeps("test_loads_spread_unless_their_skew_is_said")
 @pytest.mark.slow
 def test_a_spread_of_loads_skews_larger_groups_more() -> None:
     """And 1.2@4 is the spread at which the fullest of four ranks has 1.2 times the mean."""

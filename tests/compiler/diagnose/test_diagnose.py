@@ -19,6 +19,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.measured import cell_inputs, measured_ends
 from schedc.step.timeline import simulate
+from support.sweeps import halved
 from support.synthetic_traces import World, schedule_at, write_steps
 
 SCHEDULES = [("1f1b", {}), ("zbv", {}), ("zbh1", {}), ("interleaved_1f1b", {}), ("dualpipev", {}), ("dualpipe", {})]
@@ -52,8 +53,9 @@ def test_measured_times_of_equal_costs_are_those_of_the_timeline(name: str, size
     assert (schedule.producers[inputs.way[far], inputs.reader[far]] == inputs.producer[far]).all()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), SCHEDULES)
+@pytest.mark.parametrize(("name", "sizes"), halved(SCHEDULES))
 def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     schedule, rank = known(name), 2
     world = World(slow=lambda r, *_: 1.5 if r == rank else 1.0, noise=NOISE)
@@ -67,9 +69,11 @@ def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int
     assert not [each for each in found.causes if each.cause.name.startswith("rank") and each is not first]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "rank", "distance"), [("zbh1", 0, 1), ("zbh1", 3, 1), ("interleaved_1f1b", 2, 2), ("dualpipe", 3, 1)]
+    ("name", "rank", "distance"),
+    halved([("zbh1", 0, 1), ("zbh1", 3, 1), ("interleaved_1f1b", 2, 2), ("dualpipe", 3, 1)]),
 )
 def test_waits_for_sends_wait_for_the_receiver(name: str, rank: int, distance: int, tmp_path: Path) -> None:
     """A slow rank posts its receives late. Ranks that send to the slow one then wait."""

@@ -12,6 +12,7 @@ from schedc.diagnose.causes import Causes
 from schedc.diagnose.open_traces import open_traces
 from schedc.diagnose.ranking import diagnose
 from schedc.step.dependencies import Dependencies
+from support.sweeps import halved
 from support.synthetic_traces import World, schedule_at, write_steps
 
 MEAN = 400.0
@@ -25,9 +26,10 @@ def rows_of(known: Dependencies, cell: int, fuller: bool) -> tuple[float, float,
     return most if fuller else 2 * MEAN - most, most, MEAN
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("fuller", [True, False])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b"])
+@pytest.mark.parametrize("name", halved(["1f1b", "interleaved_1f1b"]))
 def test_uneven_experts_gain_the_step_at_mean_rows(name: str, fuller: bool, tmp_path: Path) -> None:
     """Traces of the fullest rank, and of a rank that waits for the fullest."""
     known = schedule_at(name, P=4, M=8)

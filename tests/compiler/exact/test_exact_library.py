@@ -21,7 +21,7 @@ from schedc.step.dependencies import Dependencies
 from support.claim_oracle import grid, symbols_of
 from support.random_claims import features
 from support.random_schedules import random_schedule, with_recomputation
-from support.sweeps import swept
+from support.sweeps import swept, thinned
 
 RANGE = swept("P >= 2, P <= 16, M <= 64", "P >= 2, P <= 3, M <= 4")
 CHAINS_RANGE = swept("P >= 2, P <= 8, M <= 24", "P >= 3, P <= 4, M >= 4, M <= 8")
@@ -52,7 +52,7 @@ def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", thinned(names(), 3))
 def test_one_chain_leads_to_the_start_of_every_rank(name: str) -> None:
     """So that the span of a rank is convex in the costs: the subtracted start is one sum of costs."""
     seen = 0

@@ -24,7 +24,7 @@ from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +79,9 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("name", "quantity", "expected", "conditions"), PUBLISHED, ids=lambda x: x if isinstance(x, str) else ""
+    ("name", "quantity", "expected", "conditions"), halved(PUBLISHED), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_bubbles_are_the_published_ones(name: str, quantity: str, expected: str, conditions: set[str]) -> None:
     first = pieces(name, quantity, latency=False)[0]

@@ -6,12 +6,14 @@ import pytest
 
 from support.commands import facts_of, schedc
 from support.needs import needed
+from support.sweeps import halved
 
 COSTS = ("--cost", "I=1.2", "--cost", "W=0.8", "--cost", "p2p=0.025")
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("costs", [(), COSTS])
+@pytest.mark.parametrize("costs", halved([(), COSTS]))
 def test_every_point_is_what_check_says_in_chunks(costs: tuple[str, ...]) -> None:
     facts = facts_of("frontier", "-D", "P=2", "-D", "M=4", *costs)
     assert len({point["schedule"] for point in facts["points"]}) >= 20

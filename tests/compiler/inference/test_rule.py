@@ -85,15 +85,18 @@ def test_a_text_gives_orders_that_it_never_saw(name: str, sizes: Sequence[Sizes]
     assert all(counts["proved"] == result.proof.swept.tried for _, counts in result.proof.swept.claims)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "ranks", "cases"),
-    [
-        ("1f1b_overlap", (3, 4, 5), 0),
-        ("eager_1f1b", (3, 4, 5), 0),
-        ("zbv", (3, 4, 5), 0),
-        ("dualpipev_nosplit", (3, 4, 5, 6), 1),
-        ("dualpipev", (3, 4, 5, 6), 1),
-    ],
+    halved(
+        [
+            ("1f1b_overlap", (3, 4, 5), 0),
+            ("eager_1f1b", (3, 4, 5), 0),
+            ("zbv", (3, 4, 5), 0),
+            ("dualpipev_nosplit", (3, 4, 5, 6), 1),
+            ("dualpipev", (3, 4, 5, 6), 1),
+        ]
+    ),
 )
 def test_phases_are_formulas_of_ranks_and_microbatches(name: str, ranks: tuple[int, ...], cases: int) -> None:
     orders = library(name, [{"P": P, "M": M} for P in ranks for M in (2 * P, 2 * P + 1, 3 * P)])

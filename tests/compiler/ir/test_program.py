@@ -23,7 +23,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.timeline import simulate
 from support.random_schedules import published, random_schedule
-from support.sweeps import swept
+from support.sweeps import swept, thinned
 
 
 def random_costs(seed: int, stages: int, p2p: float) -> Costs:
@@ -67,8 +67,9 @@ def test_published_orders_become_sound_programs(name: str) -> None:
     assert kinds[REDUCE] == (8 if schedule.placement.pipes == 2 else 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", thinned(range(60), 3))
 def test_any_legal_order_under_any_costs_becomes_a_sound_program(seed: int) -> None:
     schedule = random_schedule(seed)
     for p2p in (0.0, 0.3):
@@ -181,7 +182,7 @@ def compile_if_allowed(name: str, ranks: int, microbatches: int) -> Program | No
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", library.names())
+@pytest.mark.parametrize("name", thinned(library.names(), 3))
 def test_library_schedules_become_sound_programs_that_come_back_equal(name: str) -> None:
     made = 0
     for ranks in swept((1, 2, 3, 4, 6), (1, 2, 4)):

@@ -33,7 +33,7 @@ from schedc.step.timeline import simulate
 from support.needs import needs
 from support.paths import ROOT
 from support.plan_cases import written
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,8 @@ def atomic(result: Analysis) -> float:
     return result.inside.serial.makespan
 
 
-@pytest.mark.parametrize("head", ORDERS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("head", halved(ORDERS))
 def test_a_step_of_serial_cells_takes_what_the_parts_say(tmp_path: Path, head: str) -> None:
     for lines in (LAYERS, 'layout "Et|t|t|tL" dense 4', 'layout "E|noop,t*3|t*2|tL" dense 0'):
         result = analysed(tmp_path, lines, head)
@@ -134,7 +135,8 @@ def test_an_r_takes_its_nodes_in_both(tmp_path: Path, head: str) -> None:
         assert result.costs.resolved(4).R[stage] == pytest.approx(time, rel=1e-12)
 
 
-@pytest.mark.parametrize("level", ["medium", "full", "layer"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("level", halved(["medium", "full", "layer"]))
 def test_backwards_recompute_nodes_inside_and_shares_outside(tmp_path: Path, level: str) -> None:
     """The two steps differ by that alone: with the times of the nodes the step of ops is that of serial cells."""
     result = analysed(tmp_path, f"{LAYERS}  {SIZED}  recompute {level}", ORDERS[1])

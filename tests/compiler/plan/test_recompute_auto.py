@@ -23,6 +23,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.timeline import run_times
 from support.paths import ROOT
 from support.plan_cases import written
+from support.sweeps import halved
 
 MOE = "experts 64 top 8 shared 1 width 1408 hidden 2048 tokens 4096"
 EXAMPLE = (ROOT / "examples" / "auto.sched").read_text(encoding="utf-8")
@@ -54,13 +55,16 @@ def _mixes(layers: int) -> list[Recompute]:
     return [Recompute.of_layers([(level, len(list(run))) for level, run in groupby(mix)]) for mix in counted]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "layers", "cap"),
-    [
-        ("1f1b(P = 2, M = 4)", 4, 0.55),
-        ("interleaved_1f1b(P = 1, M = 3, v = 2)", 4, 0.7),
-    ],
+    halved(
+        [
+            ("1f1b(P = 2, M = 4)", 4, 0.55),
+            ("interleaved_1f1b(P = 1, M = 3, v = 2)", 4, 0.7),
+        ]
+    ),
 )
 def test_no_levels_are_better_than_those_chosen(tmp_path: Path, head: str, layers: int, cap: float) -> None:
     """All levels of all layers, in backwards and in bubbles, against the choice and its bound."""

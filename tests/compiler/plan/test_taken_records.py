@@ -16,6 +16,7 @@ from schedc.plan.passes import lower
 from schedc.report import check
 from schedc.report.records import table_of
 from support.copied_plans import LAYERS, LINES, MICROBATCHES, RANKS, analysed, routed
+from support.sweeps import halved
 
 REPEATED = np.arange(MICROBATCHES) % 2
 """The microbatches of a step, of a record of two."""
@@ -32,8 +33,9 @@ def steps(skew: float) -> Int64:
     return np.concatenate([routed(1, skew), routed(2, skew)])
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["", "  hot auto", "  balance by step", "  balance by microbatch"])
+@pytest.mark.parametrize("line", halved(["", "  hot auto", "  balance by step", "  balance by microbatch"]))
 def test_a_record_that_repeats_is_priced_as_one_period(tmp_path: Path, line: str) -> None:
     """Copies of a step pay from their rows in all microbatches."""
     wide = LINES.replace("width 16", "width 512")

@@ -26,6 +26,7 @@ from schedc.planner.times.constants import BY_NAME, CONSTANTS, NAMES
 from schedc.planner.times.problem import PlanProblem
 from schedc.planner.times.spread import ConstantSpread
 from schedc.source import Source
+from support.sweeps import halved
 
 PLAIN = "cp == 1 and recompute == none and layout == even and schedule in 1f1b, interleaved_1f1b"
 
@@ -40,8 +41,9 @@ def best(model: str, cluster: str, batch: int, seq: int, stack: str) -> FoundPla
     return plan
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "batch", "seq"), [("gpt2", 128, 1024), ("llama-3.1-8b", 128, 8192)])
+@pytest.mark.parametrize(("model", "batch", "seq"), halved([("gpt2", 128, 1024), ("llama-3.1-8b", 128, 8192)]))
 def test_newer_hardware_of_one_stack_is_never_slower(model: str, batch: int, seq: int) -> None:
     steps = {}
     for cluster in ("a100-80", "h100", "h200", "b200", "mi300x"):

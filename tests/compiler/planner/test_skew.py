@@ -22,6 +22,7 @@ from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.skew import fullest_rank, lower_gamma, recorded_skew, spread_of
 from schedc.planner.times.table import RunTable
 from support.needs import needed
+from support.sweeps import thinned
 from support.training_runs import run_of
 
 
@@ -47,8 +48,9 @@ def test_it_grows_with_the_group_and_with_the_spread() -> None:
     assert of_spreads[-1] < 8
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("fullest", [1.01, 1.4, 3.0])
+@pytest.mark.parametrize("fullest", thinned([1.01, 1.4, 3.0], 3))
 def test_the_spread_of_a_fullest_rank(fullest: float) -> None:
     spread = spread_of(256, 32, fullest, 4.0)
     assert spread is not None

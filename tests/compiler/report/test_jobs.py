@@ -29,6 +29,7 @@ from schedc.report.plan_folder import check_folder
 from schedc.report.plans import remarks
 from support.local_jobs import launch_line, scripts_of
 from support.needs import needed
+from support.sweeps import halved
 
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 16), 32)
 AXES = PlanAxes(1, 1, 4, 1, 1, 4, 1, 1, 8, "1f1b")
@@ -119,8 +120,9 @@ def test_a_plan_that_the_runtime_does_not_run_has_no_job() -> None:
     assert job_text("skypilot", plan, "01", refused) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", JOB_SUFFIXES)
+@pytest.mark.parametrize("kind", halved(JOB_SUFFIXES))
 def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tmp_path: Path) -> None:
     plan, folder, script = priced(), tmp_path / "plans", tmp_path / "script"
     folder.mkdir()

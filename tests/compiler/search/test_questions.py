@@ -24,6 +24,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.memory import measure_memory
 from support.needs import needed
 from support.random_schedules import random_schedule
+from support.sweeps import in_sweeps
 
 cp_model = needed("ortools.sat.python.cp_model")
 
@@ -114,6 +115,7 @@ def test_heads_count_what_a_rank_runs_before_a_cell() -> None:
     assert {OpKind(int(schedule.kind[row])).name: int(head[row]) for row in last} == {"F": 3, "B": 13}
 
 
+@in_sweeps("test_models_allow_every_order_and_no_shorter_one")
 @pytest.mark.slow
 def test_the_gap_of_vmin_at_5_ranks_closes_at_its_floor() -> None:
     """The published order takes 75."""

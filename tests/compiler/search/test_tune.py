@@ -168,8 +168,9 @@ def test_less_memory_than_the_seed_has_costs_time_and_is_kept() -> None:
     assert tune(seed, Costs(), effort=QUICK).best.value <= values[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe", "interleaved_1f1b"])
+@pytest.mark.parametrize("name", halved(["1f1b", "zbv", "dualpipe", "interleaved_1f1b"]))
 def test_the_least_memory_that_is_named_suffices(name: str) -> None:
     seed, costs = library(name, P=4, M=8), Costs(pending_weight=1.5)
     kinds = Freedom(keep_pairs=False)

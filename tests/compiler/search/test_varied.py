@@ -26,6 +26,7 @@ from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from support.needs import needed
+from support.sweeps import halved
 
 UNEVEN = Costs(F=(1.5, 1, 1, 1, 2, 1, 1, 1), I=(1, 2, 1, 1, 1, 1, 1, 3), W=0.5, p2p=0.25)
 
@@ -54,8 +55,9 @@ CASES: list[tuple[str, float | None, Costs, bool, dict[str, int]]] = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cap", "costs", "split", "sizes"), CASES)
+@pytest.mark.parametrize(("name", "cap", "costs", "split", "sizes"), halved(CASES))
 def test_orders_are_legal_within_the_cap_and_take_what_the_loop_said(
     name: str, cap: float | None, costs: Costs, split: bool, sizes: dict[str, int]
 ) -> None:

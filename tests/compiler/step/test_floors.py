@@ -14,6 +14,7 @@ from schedc.step.cells.cell_pricing import price
 from schedc.step.cells.floors import floor_batch
 from schedc.step.dependencies import Dependencies
 from support.random_schedules import random_schedule, with_recomputation
+from support.sweeps import thinned
 
 BLOCKS = (["moe"], ["dense"], ["moe", "moe"], ["dense", "moe"], [])
 
@@ -44,8 +45,9 @@ def random_costs(rng: np.random.Generator) -> CellCosts:
     return CellCosts.of(segments, {name: times()._replace(weight_gradient=0.0) for name in lanes})
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12), 3))
 def test_floors_are_those_of_each_cost_and_below_every_program(seed: int) -> None:
     """On random orders, graphs and costs: floor <= inside <= atomic."""
     rng = np.random.default_rng(seed)

@@ -57,7 +57,7 @@ def factors(*ranks: float) -> Floats:
 
 
 @pytest.mark.sweep
-@settings(max_examples=swept(60, 25))
+@settings(max_examples=swept(60, 8))
 @given(st.data(), st.sampled_from(KINDS), graphs(), graphs())
 def test_ranks_with_equal_rows_take_what_one_takes(
     data: st.DataObject, kind: str, forward: StageShape, backward: StageShape

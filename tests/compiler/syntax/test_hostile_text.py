@@ -14,7 +14,7 @@ from schedc.elaborate.names import check
 from schedc.load.library import load, names
 from schedc.source import Source
 from schedc.syntax.parser import parse
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 HEAD = "schedule a(P: ranks = 2, M: microbatches = 2) { place linear "
 
@@ -34,28 +34,30 @@ def elaborated(body: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "text",
-    [
-        "phase a { " * DEEP,
-        "phase a { " * DEEP + "}" * DEEP,
-        f"let x = {'(' * DEEP}1{')' * DEEP}",
-        f"let x = {'- ' * LONG}1",
-        f"let x = {'not ' * LONG}1",
-        f"let x = {'+'.join('1' * LONG)}",
-        "let x = " + "1 if 1 else " * 5_000 + "1",
-        "if 1 { F } " + "else if 1 { F } " * 5_000,
-        "if " * LONG,
-        f"let x = min({', '.join('1' * LONG)})",
-        "$ ! " * (LONG // 2),
-        "\0" * 500_000,
-        "let = " * (LONG // 2),
-        "a " * 300_000,
-        "é" * 600_000,
-        "}" * LONG,
-        "repeat 1000000000000 { F }",
-        "repeat 1000000 * 1000000 { F }",
-        "repeat 1000 { repeat 1000 { repeat 1000 { F } } }",
-        "repeat 2000000000 { }",
-    ],
+    halved(
+        [
+            "phase a { " * DEEP,
+            "phase a { " * DEEP + "}" * DEEP,
+            f"let x = {'(' * DEEP}1{')' * DEEP}",
+            f"let x = {'- ' * LONG}1",
+            f"let x = {'not ' * LONG}1",
+            f"let x = {'+'.join('1' * LONG)}",
+            "let x = " + "1 if 1 else " * 5_000 + "1",
+            "if 1 { F } " + "else if 1 { F } " * 5_000,
+            "if " * LONG,
+            f"let x = min({', '.join('1' * LONG)})",
+            "$ ! " * (LONG // 2),
+            "\0" * 500_000,
+            "let = " * (LONG // 2),
+            "a " * 300_000,
+            "é" * 600_000,
+            "}" * LONG,
+            "repeat 1000000000000 { F }",
+            "repeat 1000000 * 1000000 { F }",
+            "repeat 1000 { repeat 1000 { repeat 1000 { F } } }",
+            "repeat 2000000000 { }",
+        ]
+    ),
     ids=lambda text: text[:18],
 )
 def test_hostile_text_ends_in_a_diagnostic_soon(text: str) -> None:

@@ -60,7 +60,8 @@ def test_an_audited_training_has_the_bits_of_another_one(name, tmp_path):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zbh1", "dualpipe", "zbv"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", halved(["1f1b", "zbh1", "dualpipe", "zbv"]))
 def test_gradients_of_weights_are_compared_where_they_are_one_microbatchs_own(name, tmp_path):
     pipe, batch, targets = Setting(name, 2, 4).pipeline(str(tmp_path))
     watch = watch_of(pipe)

@@ -21,6 +21,7 @@ from support.audit_cases import FaultyStage, Flip, Setting, watch_of
 from support.needs import lacking
 from support.outputs import faults
 from support.paths import ROOT
+from support.sweeps import halved, swept
 
 SETTINGS = (Setting("zbv", 3, 6), Setting("dualpipe", 2, 4, replicas=2))
 
@@ -45,8 +46,9 @@ def evidence_of(setting: Setting, root: Path, number: int = 0) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.schedule)
+@pytest.mark.parametrize("setting", halved(SETTINGS), ids=lambda each: each.schedule)
 def test_another_process_agrees_with_the_helper(setting, tmp_path):
     folder = evidence_of(setting, tmp_path, number=1)
     evidence = read_evidence(folder)
@@ -81,6 +83,7 @@ def test_changed_and_foreign_evidence_is_refused(tmp_path):
         read_evidence(tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_the_command_repeats_evidence(tmp_path, monkeypatch, capsys):
     setting = SETTINGS[0]
@@ -91,10 +94,11 @@ def test_the_command_repeats_evidence(tmp_path, monkeypatch, capsys):
         "def model(): return Setting('zbv', 3, 6).model(6), next_token_loss, None, None\n"
     )
     command = [sys.executable, "-m", "schedc", "prove", str(folder), "--model", "own:model"]
-    done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    assert "rank 0: other bits of " in done.stdout
-    assert "rank 1: equal bits\nrank 2: equal bits" in done.stdout
+    if swept(True, False):
+        done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 3, done.stderr
+        assert "rank 0: other bits of " in done.stdout
+        assert "rank 1: equal bits\nrank 2: equal bits" in done.stdout
     monkeypatch.syspath_prepend(tmp_path)
     assert prove.main([str(folder), "--model", "own:model", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)

@@ -23,6 +23,7 @@ from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, mul
 from schedc_runtime.moe.router import RouterConfig
 from support import row_cases
 from support.needs import needed
+from support.sweeps import halved
 
 pytestmark = pytest.mark.slow
 
@@ -99,14 +100,16 @@ def test_masks_positions_and_targets_of_documents() -> None:
     assert next_tokens(tokens, documents, torch.tensor([6])).tolist() == [[11, 12, -100, 14, *[-100] * 4]]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("make", "plan", "loss", "schedule"),
-    [
-        (gpt, None, summed, "zbh1"),
-        (moe, Plan(overlap=True), summed, "dualpipev"),
-        (lambda: moe(multi_token=True), None, twice, "zbh1"),
-    ],
-    ids=["gpt", "moe in segments", "moe, two predictions"],
+    halved(
+        [
+            pytest.param(gpt, None, summed, "zbh1", id="gpt"),
+            pytest.param(moe, Plan(overlap=True), summed, "dualpipev", id="moe in segments"),
+            pytest.param(lambda: moe(multi_token=True), None, twice, "zbh1", id="moe, two predictions"),
+        ]
+    ),
 )
 def test_packed_rows_have_the_gradients_of_their_documents(
     make: Callable[[], nn.Module], plan: Plan | None, loss: Any, schedule: str

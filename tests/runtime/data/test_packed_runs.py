@@ -10,10 +10,15 @@ import torch
 from runtime.data.packed_runs import CUT, END, undisturbed
 from schedc_runtime.testing import pool
 from support import row_cases
+from support.sweeps import in_sweeps
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
+@in_sweeps(
+    "runtime/keeper/test_kept_jobs.py::test_a_run_goes_on_with_fewer_replicas_and_the_same_batch",
+    "runtime/data/test_rows.py::test_checkpoints_keep_the_place",
+)
 def test_a_run_goes_on_in_a_window_with_other_replicas(tmp_path: Path) -> None:
     """Two replicas of two stages, then one of four: against one process whose microbatches have a row each."""
     ranks = pool(4).run("runtime.data.packed_runs:rank_of_runs", timeout=240, folder=str(tmp_path))

@@ -15,7 +15,7 @@ from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.testing import simulated_device
 from support.device_faults import FAULTS, MISSED_LATE, Fault, bits_under_late, pairs, wrong
 from support.simulated_cases import EVERY, expert_steps, late, snapshot_steps, unclean, watched
-from support.sweeps import halved
+from support.sweeps import halved, in_sweeps
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +67,14 @@ def test_late_works_keep_the_bits(schedule: str) -> None:
     assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
 
 
+@in_sweeps("test_late_works_keep_the_bits", "test_a_step_of_pairs_with_experts_is_clean")
 @pytest.mark.slow
 def test_late_works_keep_the_bits_of_pairs_with_experts() -> None:
     plain, lately = pairs(), late(pairs)
     assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
 
 
+@in_sweeps("test_a_planted_fault_is_found_by_lane_and_file", "test_late_works_keep_the_bits")
 @pytest.mark.slow
 def test_late_works_show_faults_in_bits() -> None:
     plain = snapshot_steps()

@@ -19,6 +19,7 @@ from schedc_runtime.device.rules import RULES
 from schedc_runtime.testing import simulated_device
 from support.rule_cases import NOT_A_CPU, SAME, RuleCase, changed, gradients_of, under
 from support.rule_faults import FAULTS, RuleFault, blocks_that_grow, missed, waits_for_pageable
+from support.sweeps import halved
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,8 @@ def test_every_rule_of_operations_has_a_fault() -> None:
     assert {fault.rule for fault in FAULTS} == {rule.name for rule in RULES if rule.apply is not None}
 
 
-@pytest.mark.parametrize("case", [case for case in SAME if case.name in QUICK], ids=lambda case: case.name)
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", halved([case for case in SAME if case.name in QUICK]), ids=lambda case: case.name)
 def test_a_step_keeps_its_bits(case: RuleCase) -> None:
     wrong, _ = changed(case)
     assert wrong == []

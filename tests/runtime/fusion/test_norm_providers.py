@@ -23,6 +23,7 @@ from schedc_runtime.fusion import norms
 from schedc_runtime.fusion.norms import NORMS, NormCase, NormProvider
 from schedc_runtime.providers import ProviderFault
 from support.packages import installed
+from support.sweeps import halved
 
 WIDTH = 6
 CALLS: list[float] = []
@@ -89,8 +90,9 @@ def _step(model: nn.Module, name: str, schedule: str) -> list[Tensor]:
     return [loss, *grads]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "zbh1"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "zbh1"]))
 def test_a_step_has_the_norms_of_the_library(schedule: str) -> None:
     torch.manual_seed(0)
     model = Layers().double()

@@ -29,7 +29,7 @@ from support.hostile_messages import PUT, READ, TOKEN, answered, body_of, hostil
 from support.kept_runs import Run
 from support.lost_jobs import COPIES, flaws
 from support.paths import ROOT
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 NUMBERS = 1 << 16
 
@@ -46,6 +46,10 @@ def test_lost_nodes_come_back_with_their_bits() -> None:
     assert figures["brought"] >= 12, "each lost node has two images to get back"
 
 
+@in_sweeps(
+    "test_lost_nodes_come_back_with_their_bits",
+    "runtime/keeper/test_kept_jobs.py::test_a_training_goes_on_behind_each_fault",
+)
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.processes

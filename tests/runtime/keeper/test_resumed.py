@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.resumed_runs import Layout, chain
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 CHAINS = [
     (Layout("sharded", "zbv", 2, 1, 2, size=4), Layout("sharded", "dualpipev", 1, 1, 4, size=4)),
@@ -17,6 +17,10 @@ CHAINS = [
 """On four ranks: the layout that trains, and the one that loads the state of the first."""
 
 
+@in_sweeps(
+    "runtime/keeper/test_checkpoints.py::test_a_run_goes_on_with_the_same_bits",
+    "runtime/trainers/test_checkpoint.py::test_another_number_of_ranks_goes_on_with_the_same_bits",
+)
 @pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow

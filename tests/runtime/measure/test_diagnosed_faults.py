@@ -29,11 +29,16 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
                 "link": (Fault(link=(1, 0), delay=0.05), "link 1>0 = others"),
             },
         ),
-        (
-            Setting("ours", "1f1b", ranks=2, microbatches=4, seconds=0.03),
-            {"snapshots": (Fault(saving=0.02), "snapshots = none")},
+        *swept(
+            [
+                (
+                    Setting("ours", "1f1b", ranks=2, microbatches=4, seconds=0.03),
+                    {"snapshots": (Fault(saving=0.02), "snapshots = none")},
+                ),
+                (Setting("torch", "1F1B", ranks=3, microbatches=4), {"rank": (Fault(rank=1), "rank 1 = others")}),
+            ],
+            [],
         ),
-        *swept([(Setting("torch", "1F1B", ranks=3, microbatches=4), {"rank": (Fault(rank=1), "rank 1 = others")})], []),
     ],
 )
 def test_a_fault_of_real_ranks_is_first_and_its_gain_is_near(setting: Setting, faults: Faults) -> None:

@@ -26,6 +26,7 @@ from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.transport.in_process import InProcessNetwork
 from support.segmented_cases import COSTS, listed, small_moe, together
+from support.sweeps import halved
 
 
 @pytest.mark.slow
@@ -53,8 +54,9 @@ def test_emulated_time_is_that_of_the_table() -> None:
     assert device.clock / 2e-4 == pytest.approx(computed + exposed)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["dualpipev", "zbh1"])
+@pytest.mark.parametrize("schedule", halved(["dualpipev", "zbh1"]))
 def test_an_emulated_step_is_the_predicted_one(schedule: str) -> None:
     """Two pipeline ranks times two expert ranks with 1.5 and 0.5 of the mean rows, and messages that take time."""
     program, mesh, rows = schedc.compile(schedule, P=2, M=4), Mesh(2, 2), np.array([[[1.5, 0.5]]])

@@ -19,6 +19,7 @@ from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
 from support.segmented_cases import COSTS, small_moe, together
+from support.sweeps import halved
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
@@ -59,8 +60,9 @@ def test_only_plans_that_differ_enough_must_keep_their_order(
     assert modules[0].swapped(plans) == pairs
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "dualpipev_nosplit"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "dualpipev_nosplit"]))
 def test_ops_in_one_piece_start_and_send_as_a_whole(modules: tuple[ModuleType, ...], schedule: str) -> None:
     """Plans whose exchanges run alone: no message leaves ahead of a weight gradient, or between the ops of a pair."""
     program, mesh, whole_op = schedc.compile(schedule, P=2, M=4), Mesh(2, 2), modules[1].whole_op

@@ -62,6 +62,10 @@ def test_rows_are_even_and_copies_travel_as_planned(monkeypatch: pytest.MonkeyPa
         assert moved["zipf"][way]["copies"] > 0 == moved["even"][way]["copies"]
 
 
+@in_sweeps(
+    "runtime/recompute/test_recompute_adaptive.py::test_no_rank_ever_holds_more_than_the_memory_check_counts",
+    "runtime/moe/test_even_rows.py::test_copies_of_a_step_divide_the_rows_of_each_microbatch",
+)
 @pytest.mark.sweep
 def test_slots_and_worst_rows_are_those_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copied_memory, "SKEWS", {"zipf": 1.0})

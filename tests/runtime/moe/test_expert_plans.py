@@ -16,7 +16,7 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.testing import pool
 from support.expert_cases import batch_of, blocks_for, compiled, in_process, model, train
 from support.runtime_cases import next_token_loss, plain
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +74,7 @@ def check_whole_model(program: Program) -> None:
     assert compared == {name for name, _ in whole.named_parameters()}
 
 
+@in_sweeps("runtime/moe/test_hot.py::test_methods_agree_bit_by_bit", "runtime/moe/test_expert_plans.py::test_processes")
 def test_methods_agree_bit_by_bit_over_steps() -> None:
     states = []
     for method in ("flat", "hierarchical", "allgather"):
@@ -130,6 +131,10 @@ def test_capacities_of_plans_made_in_python_are_checked(plan: Plan, message: str
     assert [finding.code for finding in caught.value.diagnostics] == ["S152"]
 
 
+@in_sweeps(
+    "runtime/recompute/test_recompute.py::test_every_level_gives_the_bits_of_none",
+    "runtime/moe/test_hot.py::test_on_and_off_over_steps",
+)
 def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:
     lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n  hot 2\n"
     states = []

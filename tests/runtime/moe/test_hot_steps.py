@@ -21,7 +21,7 @@ from schedc_runtime.moe.hot_slots import HotLender, LentNumbers
 from schedc_runtime.moe.step_lender import LentRoom
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.segmented_cases import unequal
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 HOT = "  hot 2 until imbalance < 1.1"
 
@@ -118,6 +118,7 @@ def test_choices_are_numbered_with_slots_as_experts_of_their_own() -> None:
 # Training.
 
 
+@in_sweeps("runtime/moe/test_hot.py::test_on_and_off_over_steps")
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.usefixtures("watched")
@@ -139,6 +140,7 @@ def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> Non
     assert lent(pipe) == {"hot_experts": 0, "hot_rows": 0, "hot_bytes_sent": 0, "hot_bytes_saved": 0}
 
 
+@in_sweeps("runtime/moe/test_hot.py::test_any_legal_order_gives_the_same_bits")
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.usefixtures("watched")

@@ -148,8 +148,9 @@ def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -
     pipe.close()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("DeepseekV3", DEEPSEEK)])
+@pytest.mark.parametrize(("name", "sizes"), halved([("Mixtral", MIXTRAL), ("DeepseekV3", DEEPSEEK)]))
 def test_swapped_experts_are_shared_by_two_nodes(name: str, sizes: dict[str, Any]) -> None:
     """Hierarchical exchanges, overlapped cells, two batches: the original model's loss, and its gradients."""
     model, original = make(name, sizes, torch.float64), make(name, sizes, torch.float64)

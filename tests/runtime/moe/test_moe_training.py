@@ -22,6 +22,7 @@ from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.agree.batch import split
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.paths import ROOT
+from support.sweeps import halved
 from support.warm_command import run_torchrun
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,8 @@ def transformer() -> MoETransformer:
     return MoETransformer(CONFIG).double()
 
 
-@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbv", 2)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(("schedule", "ranks"), halved([("1f1b", 2), ("zbv", 2)]))
 def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedule: str, ranks: int) -> None:
     """Whole and split backwards, multi-token prediction, auxiliary loss: bit for bit, and close to plain autograd."""
     program = schedc.compile(schedule, P=ranks, M=4)
@@ -76,7 +78,10 @@ def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedu
     pipe.close()
 
 
-@pytest.mark.parametrize(("schedule", "method"), [("1f1b", Method.ALLGATHER), ("dualpipev", Method.HIERARCHICAL)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("schedule", "method"), halved([("1f1b", Method.ALLGATHER), ("dualpipev", Method.HIERARCHICAL)])
+)
 def test_pipelines_that_share_experts_have_the_gradients_of_plain_autograd(schedule: str, method: Method) -> None:
     """Two ranks share the experts; microbatch m of both is one for the auxiliary loss, the main loss is their mean."""
     ids = torch.randint(0, 32, (16, 7), generator=torch.Generator().manual_seed(3))

@@ -39,7 +39,7 @@ EXACT = (0, 1, 7, 8)
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("number", swept(range(len(CASES)), (1, 4)))
+@pytest.mark.parametrize("number", swept(range(len(CASES)), (1,)))
 def test_training_goes_on(number: int) -> None:
     """Three steps with moves behind them give the losses and the state of three steps without."""
     case, most = (CASES[number]._replace(top=2), 0.0) if number in EXACT else (CASES[number], 1e-13)

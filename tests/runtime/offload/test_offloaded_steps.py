@@ -86,9 +86,12 @@ def host_moves() -> Iterator[dict[int, int]]:
         yield most
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "sizes", "lines"),
-    [("dualpipev", {"P": 2, "M": 6}, "offload stage 0"), ("1f1b", {"P": 3, "M": 5}, "memory 2\n  offload auto")],
+    halved(
+        [("dualpipev", {"P": 2, "M": 6}, "offload stage 0"), ("1f1b", {"P": 3, "M": 5}, "memory 2\n  offload auto")]
+    ),
 )
 def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str) -> None:
     program = compiled(schedule, sizes, f"  host 100 at 1\n  {lines}")

@@ -17,7 +17,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.partition.structure import MaskFunction, Template, tensors_in
 from schedc_runtime.pipeline.agree.batch import BatchRefused
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 TRAINERS = Path(__file__).parents[3] / "build" / "trainers"
 WIDTH, LENGTH, ROWS = 8, 32, 8
@@ -158,6 +158,7 @@ OF_TORCHTITAN = [
 ]
 
 
+@in_sweeps("test_a_mask_made_between_units_is_made_by_each_stage")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not TRAINERS.is_dir(), reason="`make trainers` installs torchtitan")

@@ -20,7 +20,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, next_token_loss, small_gpt, tokens
-from support.sweeps import halved
+from support.sweeps import halved, thinned
 
 LAYOUTS = {
     "padded at the end": "E tt|t|t|t noop L",
@@ -48,14 +48,17 @@ def test_parity(schedule: str, text: str) -> None:
         assert pipe.partition.blocks[stage] == tuple(f"blocks.{number}" for number in layout.layers_of(stage))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
-    [
-        "plan a = interleaved_1f1b(P = 2, M = 4, v = 2) { layers 6 mtp 1 pad 2 at auto  costs embedding 1 head 2 }",
-        'plan a = dualpipev(P = 2, M = 5) { layout "Ettt||noop|t*4L" }',
-        "plan a = zbv(P = 2, M = 4) { layers 7 pad 1 at [0] }",
-    ],
+    halved(
+        [
+            "plan a = interleaved_1f1b(P = 2, M = 4, v = 2) { layers 6 mtp 1 pad 2 at auto  costs embedding 1 head 2 }",
+            'plan a = dualpipev(P = 2, M = 5) { layout "Ettt||noop|t*4L" }',
+            "plan a = zbv(P = 2, M = 4) { layers 7 pad 1 at [0] }",
+        ]
+    ),
 )
 def test_a_plan_is_executed_without_being_told_again(plan: str, tmp_path: Path) -> None:
     path = tmp_path / "a.sched"
@@ -83,8 +86,9 @@ def test_a_program_whose_layout_is_none_of_its_layers(tmp_path: Path) -> None:
         Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, in_process=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["dualpipev", "zbv", "zbh1"])
+@pytest.mark.parametrize("schedule", thinned(["dualpipev", "zbv", "zbh1"], 3))
 def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> None:
     """The first stage has no block, and a frozen embedding: nothing there wants a gradient, all else gets its own."""
     program = compile_schedule(schedule, P=2, M=5)

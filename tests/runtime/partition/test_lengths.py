@@ -185,7 +185,7 @@ WAYS: dict[str, Way] = {
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept([*WAYS], ["segments", "two inputs"]))
+@pytest.mark.parametrize("name", swept([*WAYS], ["segments"]))
 def test_steps_have_the_bits_of_a_pipeline_that_knows_one_length(name: str) -> None:
     schedule, make, batches, loss_fn, options, recordings = WAYS[name]
 

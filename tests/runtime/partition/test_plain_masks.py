@@ -14,7 +14,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.executor import InstructionError
 from support.needs import needed
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -33,7 +33,7 @@ def same_gradients(pipe: Pipeline, whole: nn.Module) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept([*masks.DECODERS], [*masks.DECODERS][::2]))
+@pytest.mark.parametrize("name", swept([*masks.DECODERS], [*masks.DECODERS][::4]))
 def test_attention_is_called_as_outside_of_a_pipeline(name: str) -> None:
     """Families whose attention is a kernel with a causal flag are given no mask without padding."""
     case = masks.case(name, runs=["step"])
@@ -65,7 +65,8 @@ def test_packed_sequences_stay_apart_and_padding_never_meets_a_recording_without
     assert len(pipe.partition.records._kept) == 7  # the guess, and each above; packed and late have one
 
 
-@pytest.mark.parametrize("name", ["llava", "paligemma"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", halved(["llava", "paligemma"]))
 def test_a_model_of_images_trains_and_checks_the_tokens_of_its_images(name: str) -> None:
     """Without padding the mask of PaliGemma is another function than with it."""
     family = families.FAMILIES[name]

@@ -25,6 +25,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.records import Records
 from support.needs import needs
+from support.sweeps import halved
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
@@ -42,7 +43,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", stale.CASES)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", halved(stale.CASES))
 def test_a_change_between_steps_is_recorded_anew_or_refused(name: str) -> None:
     entry = stale.case(name)
     assert entry["right"], entry

@@ -134,7 +134,7 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("case", halved(CASES))
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "zbv", "dualpipev"]))
 def test_hooks_between_units_have_the_bits_of_plain_autograd(schedule: str, case: str) -> None:
     assert step(CASES[case], schedule) == []
 

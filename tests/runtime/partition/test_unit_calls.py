@@ -19,6 +19,7 @@ from schedc_runtime.errors import BoundaryError, PartitionError
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
+from support.sweeps import halved
 
 WIDTH = 8
 TOKENS = torch.arange(24).remainder(11).reshape(8, 3)
@@ -160,9 +161,10 @@ class Checkpointed(Chain):
         return checkpoint(lambda value: block(value, scale=0.5), x, use_reentrant=self.reentrant)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("schedule", ["zbh1", "1f1b"])
+@pytest.mark.parametrize("schedule", halved(["zbh1", "1f1b"]))
 def test_a_checkpoint_around_a_unit_runs_it_once_more_with_its_bits(reentrant: bool, schedule: str) -> None:
     torch.manual_seed(0)
     plain, model = Checkpointed(None), Checkpointed(reentrant)

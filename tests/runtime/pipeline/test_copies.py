@@ -26,6 +26,7 @@ from support.runtime_cases import (
     small_gpt,
     tokens,
 )
+from support.sweeps import halved
 
 
 def written(text: str, **sizes: int) -> Program:
@@ -43,8 +44,9 @@ TIED = [("dualpipev", {"P": 2, "M": 4}), ("dualpipev", {"P": 3, "M": 7}), ("zbv"
         ("zbv", {"P": 3, "M": 5})]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "sizes"), TIED)
+@pytest.mark.parametrize(("schedule", "sizes"), halved(TIED))
 def test_tied_weights_of_stages_on_one_rank(schedule: str, sizes: dict[str, int]) -> None:
     program = schedc.compile(schedule, **sizes)
     model = model_for(program, tied=True)

@@ -15,7 +15,7 @@ import torch
 from schedc_runtime.testing import pool
 from support.paths import ROOT
 from support.runtime_cases import next_token_loss, small_gpt, tokens
-from support.sweeps import in_sweeps
+from support.sweeps import halved, in_sweeps
 from support.warm_command import run_torchrun
 
 BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
@@ -46,8 +46,9 @@ def train_plainly(steps: int) -> float:
     return loss.item()
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/guide/running.md", 1)])
+@pytest.mark.parametrize(("document", "steps"), halved([("README.md", 3), ("docs/guide/running.md", 1)]))
 def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     first, *others = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     code = first + "".join(block for block in others if "partition.graph" in block)

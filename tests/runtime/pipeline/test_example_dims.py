@@ -15,6 +15,7 @@ from schedc.load.library import InSlices
 from schedc_runtime import Loss, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.batch import BatchRefused
+from support.sweeps import halved
 
 WIDTH, LENGTH, GRIDS = 4, 6, 3
 DIMS: Mapping[str, int | None] = {"positions": 1, "table": None}
@@ -56,8 +57,9 @@ def pipeline(
     return Pipeline(model, program, example_dims=dims, **settings), copy.deepcopy(model)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "slices"), [(4, 1), (3, 1), (5, 1), (4, 2)])
+@pytest.mark.parametrize(("rows", "slices"), halved([(4, 1), (3, 1), (5, 1), (4, 2)]))
 def test_steps_are_those_of_the_whole_model(rows: int, slices: int) -> None:
     """Three rows are as many as grids; five are padded."""
     pipe, whole = pipeline(slices=slices)

@@ -12,6 +12,7 @@ from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.pipeline.agree.contents import HostNumbers, checksum
 from schedc_runtime.testing import pool
+from support.sweeps import halved
 
 
 @pytest.mark.processes
@@ -71,8 +72,9 @@ MESHES = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", MESHES)
+@pytest.mark.parametrize("schedule", halved(MESHES))
 def test_copies_of_parameters_that_differ_are_named(schedule: str) -> None:
     ranks, mesh, name, odd, other = MESHES[schedule]
     everyone = pool(ranks).run("runtime.pipeline.given_cases:copies", schedule=schedule, mesh=mesh)

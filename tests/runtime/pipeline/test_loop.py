@@ -22,7 +22,7 @@ from schedc_runtime.pipeline.step.losses import CountRefused
 from schedc_runtime.pipeline.step.norms import NonFiniteNorm
 from schedc_runtime.pipeline.step.stage_copies import serial_statistics
 from support.runtime_cases import next_token_loss, small_gpt, tokens
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 IGNORED = -100
 
@@ -267,8 +267,9 @@ def test_without_a_loss_function_there_are_outputs_alone() -> None:
 SCHEDULES = [("1f1b", 1), ("zbh1", 4), ("dualpipev", 2)]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [2.0, float("inf")])
+@pytest.mark.parametrize("kind", halved([2.0, float("inf")]))
 def test_the_norm_is_one_value_over_schedules_and_ranks(kind: float) -> None:
     data, norms, clipped = tokens(8), set(), []
     for schedule, ranks in SCHEDULES:

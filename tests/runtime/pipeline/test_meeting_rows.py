@@ -23,7 +23,7 @@ from schedc_runtime.kernels.norm import normalised
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.row_flow.follow import follow
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +272,8 @@ def test_slices_and_padded_batches_are_refused_by_the_line(inside: bool) -> None
         pipe.evaluate(rows, rows)
 
 
-@pytest.mark.parametrize("name", ["last token", "guided", "heads", "a sort of tokens"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", halved(["last token", "guided", "heads", "a sort of tokens"]))
 @pytest.mark.parametrize("slices", [1, 2])
 def test_what_is_let_through_has_the_gradients_of_the_model(name: str, slices: int) -> None:
     pipe, whole, rows = pipeline((APART | INSIDE)[name], slices=slices)

@@ -25,8 +25,9 @@ def pipeline(model: nn.Module, schedule: str = "dualpipev", **options: Any) -> P
     return Pipeline(model, program, in_process=True, **{"loss_fn": next_token_loss, **options})
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe", "dualpipev"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "dualpipe", "dualpipev"]))
 def test_gradients_add_up_until_they_are_zeroed(schedule: str) -> None:
     model = small_gpt()
     pipe = pipeline(model, schedule)
@@ -52,8 +53,9 @@ def test_both_copies_of_a_stage_get_the_sum() -> None:
     assert all(torch.equal(a, b) for a, b in copies.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", "zbv", "dualpipe", "dualpipev"])
+@pytest.mark.parametrize("schedule", halved(["gpipe", "zbv", "dualpipe", "dualpipev"]))
 def test_evaluation_is_forward_only_and_without_dropout(schedule: str) -> None:
     model = small_gpt(dropout=0.5)
     model.blocks[3].eval()  # a block that the user has switched off stays so

@@ -14,6 +14,7 @@ import schedc
 from schedc_runtime import Mesh, Pipeline, Ragged
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.testing import pool
+from support.sweeps import halved
 from support.vision_cases import COUNTS, PICTURE, ROWS, SQUARE, TOKENS, llava, loss_fn, placed, qwen2_vl
 
 EACH = 2
@@ -69,9 +70,10 @@ def differences(pipe: Pipeline, whole: nn.Module, expected: Tensor, loss: Tensor
     return max(worst.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("items", [None, 5])
-@pytest.mark.parametrize(("schedule", "replicas"), [("zbh1", 1), ("dualpipev", 1), ("1f1b", 2)])
+@pytest.mark.parametrize(("schedule", "replicas"), halved([("zbh1", 1), ("dualpipev", 1), ("1f1b", 2)]))
 def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | None) -> None:
     model, tokens, pictures, targets = made()
     whole = copy.deepcopy(model)

@@ -24,7 +24,7 @@ from support.row_cases import summed
 from support.runtime_cases import model_for, small_gpt, tokens
 from support.segmented_cases import listed, shuffled, small_moe
 from support.shape_cases import EQUAL, ListedBatch, counted_calls, differing, serial, shapes
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 THREE = (6, 9, 7)
@@ -68,7 +68,7 @@ OF_LENGTHS = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("schedule", "stages"), swept(OF_LENGTHS, OF_LENGTHS[::4]))
+@pytest.mark.parametrize(("schedule", "stages"), swept(OF_LENGTHS, OF_LENGTHS[::5]))
 def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, stages: str) -> None:
     lengths, count = ((6, 9), 16) if schedule == "dualpipe" else (THREE, 8)  # copies of a stage share its code
     program = schedc.compile(schedule, P=2, M=count)
@@ -87,6 +87,10 @@ def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, 
     pipe.close()
 
 
+@in_sweeps(
+    "test_a_step_of_three_lengths_has_the_bits_of_serial_autograd",
+    "runtime/moe/test_moe_training.py::test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference",
+)
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "experts", "cells"),

@@ -30,10 +30,11 @@ def copies(pipe: Pipeline) -> list[nn.Parameter]:
     return pipe._assembly.weights.parameters()
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "sizes", "stages"),
-    [("1f1b", {"P": 4}, (0, 3)), ("zbh1", {"P": 3}, (0, 2)), ("interleaved_1f1b", {}, (0, 3))],
+    halved([("1f1b", {"P": 4}, (0, 3)), ("zbh1", {"P": 3}, (0, 2)), ("interleaved_1f1b", {}, (0, 3))]),
 )
 def test_each_rank_has_a_copy_and_the_sum_of_all_uses(
     schedule: str, sizes: dict[str, int], stages: tuple[int, ...]

@@ -69,9 +69,10 @@ def test_rs_draw_again(segmented: bool) -> None:
     assert differing(mine, serial(drawing(), 3)) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", halved([False, True]))
 def test_checkpoints_of_torch_draw_again(reentrant: bool) -> None:
     """Serial autograd without a checkpoint is what both are compared with."""
     expected = serial(drawing(), 3)

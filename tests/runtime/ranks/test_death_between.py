@@ -14,10 +14,12 @@ from schedc_runtime import Pipeline
 from schedc_runtime.errors import PeerFailure
 from schedc_runtime.testing import RankError, pool
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import halved
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize(("dead", "late"), [(1, 0.0), (0, 0.0), (1, 1.0)])
+@pytest.mark.parametrize(("dead", "late"), halved([(1, 0.0), (0, 0.0), (1, 1.0)]))
 def test_it_is_named(dead: int, late: float) -> None:
     """late: seconds between the call of the other rank and the death. Rank 0 holds no store here."""
     answers = pool(2).outcomes("runtime.ranks.test_death_between:dying", dead=dead, late=late)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from schedc_runtime.testing import RankError, pool
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 
 @pytest.mark.processes
@@ -154,8 +154,9 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert "\n  rank 1 is between steps, before the first" in text
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize(("block", "call", "stage"), [(1, 2, 1), (3, 1, 3)])
+@pytest.mark.parametrize(("block", "call", "stage"), halved([(1, 2, 1), (3, 1, 3)]))
 def test_nan_is_traced_to_its_microbatch_and_stage(block: int, call: int, stage: int) -> None:
     answers = pool(4).run("runtime.ranks.fault_cases:not_finite", block=block, call=call)
     assert answers == [answers[0]] * 4
@@ -176,8 +177,9 @@ def test_a_bad_gradient_is_refused_on_all_ranks() -> None:
     assert wrong == []
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("schedule", halved(["1f1b", "dualpipe"]))
 def test_the_whole_state_is_gathered_under_the_models_names(schedule: str) -> None:
     first, second = pool(2).run("runtime.ranks.fault_cases:whole_state", schedule=schedule)
     assert (first[0], second[0]) == (53, 0)

@@ -26,7 +26,7 @@ from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 
 def test_places_cover_the_world_and_groups_partition_it() -> None:
@@ -197,8 +197,9 @@ def test_processes() -> None:
         assert {name for rank in everyone for name in rank[number]} == every_name, case
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "sizes"), CASES)
+@pytest.mark.parametrize(("schedule", "sizes"), halved(CASES))
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, P=2, **sizes)
     mesh = Mesh(2, 2, 2)

@@ -15,8 +15,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from runtime.ranks.attempts import run_attempts
 from schedc_runtime.errors import PartitionError, StepTimeout
 from schedc_runtime.ranks.join import end_with_cause, meet_ranks
+from support.sweeps import swept
 
-FAULTS = ["before joining", "before building", "raise", "kill", "raise", ""]
+FAULTS = [*swept(["before joining"], []), "before building", *swept(["raise"], []), "kill", "raise", ""]
 """The attempts of one job; the last one trains to the end."""
 
 
@@ -53,6 +54,7 @@ def own_store() -> dict[str, Any]:
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=FAULTS)
 def test_an_attempt_meets_its_own_failure_and_no_other(number: int, outcomes: dict[str, list[Any]]) -> None:

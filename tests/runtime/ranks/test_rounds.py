@@ -21,6 +21,7 @@ from schedc_runtime.pipeline.step.losses import gathered
 from schedc_runtime.pipeline.step.start import CallStart
 from schedc_runtime.ranks.attendance import Alike, attendance, counter_share
 from schedc_runtime.ranks.control import ControlPlane
+from support.sweeps import halved
 
 
 class CountingStore:
@@ -67,8 +68,9 @@ def on_ranks(ranks: int, act: Act, timeout: float = 20.0, counts: Counter[str] |
     return outcomes
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("ranks", halved([8, 64]))
 def test_a_plain_step_reads_and_writes_at_most_eight_keys_for_each_rank(ranks: int) -> None:
     """A call with its batch, the loss of the last rank, and the norm with gradients on all ranks: 21 steps of these."""
 

@@ -33,7 +33,7 @@ from schedc_runtime.testing import pool
 from support.expert_cases import compiled
 from support.recompute_cases import Block, block_stage, moe, two_steps, unequal, with_rs
 from support.runtime_cases import next_token_loss, small_gpt, tokens
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 # Stages by themselves.
 
@@ -277,8 +277,11 @@ def test_backwards_behind_it_have_cells_of_their_own() -> None:
     assert first < parts.index("start again of 0.dispatch.rail") < parts.index("the rest again") < wait
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "lines"), [("zbh1", ""), ("1f1b", f"{TWO_NODES}  recompute full adaptive(1.3)")])
+@pytest.mark.parametrize(
+    ("schedule", "lines"), halved([("zbh1", ""), ("1f1b", f"{TWO_NODES}  recompute full adaptive(1.3)")])
+)
 def test_run_compares_with_what_recomputes_nothing(
     schedule: str, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

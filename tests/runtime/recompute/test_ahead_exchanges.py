@@ -31,6 +31,7 @@ from schedc_runtime.stage.stage import Stage
 from support.recompute_cases import two_steps, with_rs
 from support.runtime_cases import next_token_loss
 from support.segmented_cases import shuffled, together, unequal
+from support.sweeps import halved
 
 WIDTH, TOKENS = 8, 6
 
@@ -200,8 +201,9 @@ def test_bytes_are_those_that_check_counts_after_every_op() -> None:
             assert counted == memory.memory[memory.dependencies.cell_of[row]], (row, kind)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("cells", [serial, shuffled(1)])
+@pytest.mark.parametrize("cells", halved([serial, shuffled(1)]))
 def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
     """Two pipeline ranks times two that exchange give the same bits as the program without Rs."""
     program = recomputing(3)

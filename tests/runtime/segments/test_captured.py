@@ -12,6 +12,7 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.device.tape import CaptureRefused, LaunchTape
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
+from support.sweeps import halved
 
 
 class Attended(nn.Module):
@@ -64,8 +65,9 @@ def steps(schedule: str, graphs: bool, drawing: bool = False, lengths: tuple[int
     return [*results, *(parameter.detach() for parameter in pipe.parameters())]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", "zbv"])
+@pytest.mark.parametrize("schedule", halved(["gpipe", "zbv"]))
 def test_steps_have_the_same_bits(schedule: str) -> None:
     expected, results = steps(schedule, graphs=False), steps(schedule, graphs=True)
     assert all(map(torch.equal, results, expected))

@@ -25,13 +25,14 @@ from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_gro
 from schedc_runtime.segments import DeclaredPart, stage_graph
 from schedc_runtime.stage.stage import Stage
 from support.segmented_cases import shuffled, small_moe, unequal
-from support.sweeps import halved, swept
+from support.sweeps import halved, swept, thinned
 
 # What cutting gives.
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
+@pytest.mark.parametrize("method", thinned(["flat", "hierarchical", "allgather"], 3))
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("dense", "moe", "sizes"), [(0, 1, True), (1, 2, False), (2, 0, True)])
 def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: int, moe: int, sizes: bool) -> None:
@@ -360,7 +361,7 @@ def test_segments_that_share_a_parameter_add_its_gradients_in_one_order() -> Non
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@settings(max_examples=swept(20, 8))
+@settings(max_examples=swept(20, 5))
 @given(seed=st.integers(1, 2**32))
 @pytest.mark.parametrize("kind", halved(["apart", "shared", "loosely", "dropping"]))
 def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> None:

@@ -31,7 +31,7 @@ from support.expert_cases import compiled, model
 from support.offload_cases import Watch, moving
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
 from support.segmented_cases import COSTS, shuffled
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 pytestmark = pytest.mark.slow
 
@@ -62,11 +62,18 @@ def results(pipe: Pipeline) -> dict[str, Tensor]:
     return values
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("schedule", "sizes", "moves"),
-    [("1f1b", {"P": 2, "M": 2}, True), ("zbh1", {"P": 2, "M": 2}, True), ("zbh1_overlap", {"P": 2, "M": 3}, False),
-     ("dualpipev", {"P": 1, "M": 2}, True)],
-)  # fmt: skip
+    halved(
+        [
+            ("1f1b", {"P": 2, "M": 2}, True),
+            ("zbh1", {"P": 2, "M": 2}, True),
+            ("zbh1_overlap", {"P": 2, "M": 3}, False),
+            ("dualpipev", {"P": 1, "M": 2}, True),
+        ]
+    ),
+)
 def test_dense_models_have_the_bits_of_a_reference_in_slices(schedule: str, sizes: dict[str, int], moves: bool) -> None:
     """With dropout: every slice draws by its own number, whatever the order inside the cell, and what moves."""
     program, watch = schedc.compile(InSlices(schedule, 2), **sizes), Watch()

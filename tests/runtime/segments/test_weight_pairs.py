@@ -46,8 +46,9 @@ def test_pairs_in_any_order_inside_give_the_bits_of_single_ops(kind: str) -> Non
         assert [unequal(other[place], results[0][place]) for place in other] == [[]] * 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", ["moe", "dense", "whole"])
+@pytest.mark.parametrize("model", halved(["moe", "dense", "whole"]))
 def test_pairs_train_as_the_serial_reference(kind: str, model: str) -> None:
     """Cut at exchanges, cut at blocks, and without segments, where both ops run one after the other."""
     program = program_of(kind)

@@ -18,7 +18,7 @@ from schedc_runtime.speed.watch import check_watchable
 from schedc_runtime.testing import pool
 from support.runtime_cases import model_for, tokens
 from support.speed_cases import make_slower, short_baseline, stream_of
-from support.sweeps import in_sweeps
+from support.sweeps import in_sweeps, thinned
 
 RANKS = 4
 Slow = Callable[[int, int, str], float]
@@ -47,8 +47,11 @@ def test_quiet_ranks_raise_no_alarm_whatever_slows_all_of_them():
     assert [alarm for seed in range(40) for alarm in alarms(50 * WINDOW, seed=seed)] == []
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("factor", "rank", "kind"), [(1.25, 0, "F"), (1.5, 3, "F"), (1.25, 1, "W"), (2.0, 2, "W")])
+@pytest.mark.parametrize(
+    ("factor", "rank", "kind"), thinned([(1.25, 0, "F"), (1.5, 3, "F"), (1.25, 1, "W"), (2.0, 2, "W")], 3)
+)
 def test_a_slow_rank_is_named_once_with_kind_factor_and_beginning(factor, rank, kind):
     for seed in range(20):
         found = alarms(100, lambda step, *key: factor if step >= 30 and key == (rank, kind) else 1.0, seed=seed)

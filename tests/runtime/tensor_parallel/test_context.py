@@ -97,6 +97,10 @@ def test_places_of_a_list_of_microbatches_are_compared_too() -> None:
     assert "context_rows" in fault.value.help
 
 
+@in_sweeps(
+    "runtime/tensor_parallel/test_tensor_parallel.py::test_a_state_is_the_same_at_other_numbers_of_tensor_ranks",
+    "runtime/tensor_parallel/test_tensor_parallel.py::test_each_tensor_rank_writes_its_trace",
+)
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow

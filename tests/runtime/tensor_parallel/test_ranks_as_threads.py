@@ -68,8 +68,9 @@ def test_toys(plan: dict[str, str], ranks: int, tied: bool) -> None:
     assert worst(lambda: toy(tied=tied), plan, ranks) <= 1e-14
 
 
+@pytest.mark.sweep
 @needs("transformers")
-@pytest.mark.parametrize("name", ["phi3", "gemma2"])
+@pytest.mark.parametrize("name", halved(["phi3", "gemma2"]))
 def test_models_of_transformers(name: str) -> None:
     with wide_norms():
         assert worst(lambda: family(name, tie_word_embeddings=name == "gemma2"), None, 2) <= 1e-14

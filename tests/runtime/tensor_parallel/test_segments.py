@@ -12,7 +12,7 @@ from schedc_runtime.pipeline.agree.sequences import cut_sequences, segmented_cal
 from schedc_runtime.stage.carries import Carries
 from schedc_runtime.testing import pool
 from support.needs import needs
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 CASES = "support.segment_cases"
 
@@ -23,7 +23,7 @@ CASES = "support.segment_cases"
 @pytest.mark.slow
 def test_documents_in_segments_are_those_alone() -> None:
     """Whole and split backwards; random legal orders with one order of sums have the same bits."""
-    orders = swept(20, 6)
+    orders = swept(20, 2)
     for cases in pool(2).run(f"{CASES}:sequences", timeout=240, names=["llama"], orders=orders):
         assert [case["orders"] for case in cases] == [1, 1, orders]
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
@@ -43,6 +43,10 @@ def test_segments_are_recomputed_with_the_same_bits(name: str, level: str) -> No
         assert recomputed < (0.8 if level == "full" else 0.5) * none
 
 
+@in_sweeps(
+    "test_documents_in_segments_are_those_alone",
+    "runtime/tensor_parallel/test_tensor_parallel.py::test_experts_are_shared_over_tensor_ranks",
+)
 @pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes

@@ -81,7 +81,7 @@ def test_tokens_of_one_row_run_in_slices(family: str, schedules: list[str], slic
     ("family", "mesh", "biases"),
     [
         *swept([("Mixtral", "ep 2 over tp 2", 0)], []),
-        ("Qwen3Moe", "ep 4 over tp 2, dp 2", 0),
+        *swept([("Qwen3Moe", "ep 4 over tp 2, dp 2", 0)], []),
         ("DeepseekV3", "ep 2 in tp 4", swept(3, 2)),
     ],
 )
@@ -117,6 +117,10 @@ def test_levels_of_recomputation_have_the_same_bits(
         assert sum(held) / len(held) == pytest.approx((held[0] + held[-1]) / 2, rel=0.05), "half of each"
 
 
+@in_sweeps(
+    "test_levels_of_recomputation_have_the_same_bits",
+    "runtime/recompute/test_recompute_adaptive.py::test_adaptive_recomputes_while_routing_is_skewed",
+)
 @pytest.mark.sweep
 @needs("transformers")
 def test_levels_of_layers_and_of_rows_have_the_same_bits() -> None:
@@ -135,6 +139,7 @@ def test_levels_of_layers_and_of_rows_have_the_same_bits() -> None:
         assert len(set(kept)) > 1, level
 
 
+@in_sweeps("test_a_state_is_the_same_at_other_numbers_of_tensor_ranks")
 @needs("transformers")
 def test_a_state_with_experts_is_the_same_at_other_numbers_of_ranks(tmp_path: Path) -> None:
     first, *others = pool(4).run(f"{EXPERT_CASES}:expert_states", timeout=240, folder=str(tmp_path / "saved"))[0]
@@ -175,6 +180,10 @@ def test_each_tensor_rank_writes_its_trace(tmp_path: Path) -> None:
     assert any("gather" in event["name"] for event in events)
 
 
+@in_sweeps(
+    "test_gradients_add_up_over_steps_as_in_one_process",
+    "runtime/compiled/test_units.py::test_every_schedule_has_the_bits_of_one_rank",
+)
 @needs("transformers")
 def test_cores_are_compiled() -> None:
     """Attention and MLP of the layer of a stage, without a warning."""

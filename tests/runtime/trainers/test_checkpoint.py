@@ -26,7 +26,7 @@ from schedc_runtime.trainers.optimizer_state import OptimizerFacts
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +181,7 @@ def test_folders_of_torch_load_as_well(tmp_path: Path) -> None:
         assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
 
 
+@in_sweeps("test_folders_of_torch_load_as_well")
 def test_a_weight_of_two_names_is_found_by_both_in_folders_of_torch(tmp_path: Path) -> None:
     """A single process has saved it once. An older folder has both names, and says nothing of one weight."""
     pipe = pipeline("1f1b", 1, tied=True)

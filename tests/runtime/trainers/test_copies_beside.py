@@ -20,7 +20,7 @@ from schedc_runtime.testing import RankPool
 from schedc_runtime.trainers.kept_states import kept_states
 from support.kept_runs import Run
 from support.simulated_cases import Normed, squares
-from support.sweeps import halved, swept
+from support.sweeps import halved, in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 
@@ -226,6 +226,10 @@ def test_words_that_cannot_be(tmp_path: Path) -> None:
         run.step(outputs=True)
 
 
+@in_sweeps(
+    "test_a_run_goes_on_behind_copies_beside_its_steps",
+    "runtime/keeper/test_checkpoints.py::test_killed_ranks_lose_nothing",
+)
 @pytest.mark.sweep
 @pytest.mark.processes
 @pytest.mark.slow

@@ -105,11 +105,13 @@ RARE = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @short_search()
 def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
-    verdict = prices(Options(60, 1))
-    assert (verdict.cases, verdict.failed) == (60, ()), verdict.figures["failures"]
+    count = swept(60, 24)
+    verdict = prices(Options(count, 1))
+    assert (verdict.cases, verdict.failed) == (count, ()), verdict.figures["failures"]
     assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
 
 

@@ -18,6 +18,7 @@ from schedc.planner.price.stage_columns import StageColumns
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem
+from support.sweeps import halved
 
 REPEATED = [
     ("deepseek-v3", PlanAxes(1, 1, 4, 2, 16, 16, 1, 1, 8, "dualpipev", overlap=True, alltoall="hierarchical")),
@@ -25,9 +26,10 @@ REPEATED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "axes"), REPEATED)
-@pytest.mark.parametrize("level", ["act", "medium", "full", "layer"])
+@pytest.mark.parametrize("level", halved(["act", "medium", "full", "layer"]))
 def test_plans_without_pairs_repeat_the_nodes_of_cells(name: str, axes: PlanAxes, level: str) -> None:
     """One rule for both: what the graphs of stages mark. A stage repeats no `post` behind its last layer.
 

@@ -18,7 +18,7 @@ from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from support.random_plans import DrawnPlan, random_plan
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 PLANS = swept(10_000, 24)
 _CLOSE = 1 + 1e-9
@@ -78,8 +78,9 @@ def test_floors_know_the_work_behind_a_message() -> None:
     assert check_one(random.Random(3249))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["standard", "wide"])
+@pytest.mark.parametrize("kind", halved(["standard", "wide"]))
 def test_all_plans_are_bounded(kind: str) -> None:
     conditions = [read_condition("pp in 2, 4"), read_condition("microbatch == 1")]
     space = PlanSpace.of(open_model("qwen3-30b-a3b"), open_cluster("h100", 64), 256, 4096, kind, conditions)

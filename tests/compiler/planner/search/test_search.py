@@ -20,7 +20,7 @@ from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from support.short_search import short_search
-from support.sweeps import swept
+from support.sweeps import halved, swept
 
 
 def searched(model: str, devices: int, conditions: tuple[str, ...], layers: int = 0, **options: object) -> SearchResult:
@@ -31,13 +31,20 @@ def searched(model: str, devices: int, conditions: tuple[str, ...], layers: int 
     return search(space, PlanProblem(space.model, space.cluster, 64), SearchOptions(policy_seconds=0.0, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "devices", "conditions"),
-    [
-        ("llama-3.1-8b", 16, ("pp >= 2", "tp <= 2", "microbatch == 1", "zero == 1", "cp == 1")),
-        ("qwen3-30b-a3b", 16, ("pp == 4", "tp == 1", "cp == 1", "zero == 1", "ep in 1, 4", "not overlap", "vpp <= 2")),
-    ],
+    halved(
+        [
+            ("llama-3.1-8b", 16, ("pp >= 2", "tp <= 2", "microbatch == 1", "zero == 1", "cp == 1")),
+            (
+                "qwen3-30b-a3b",
+                16,
+                ("pp == 4", "tp == 1", "cp == 1", "zero == 1", "ep in 1, 4", "not overlap", "vpp <= 2"),
+            ),
+        ]
+    ),
 )
 def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, conditions: tuple[str, ...]) -> None:
     best, every = (searched(model, devices, conditions, exhaustive=all_plans) for all_plans in (False, True))

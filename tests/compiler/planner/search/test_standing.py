@@ -17,6 +17,7 @@ from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import OfferedSchedules, PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from support.short_search import short_search
+from support.sweeps import halved
 
 QWEN = PlanProblem(replace(open_model("qwen3-30b-a3b"), layers=8).at(4096), open_cluster("h100", 16), 64)
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 32)
@@ -40,8 +41,9 @@ def standings(
 OFFERED = OfferedSchedules(None)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["step", "memory"])
+@pytest.mark.parametrize("objective", halved(["step", "memory"]))
 def test_no_plan_that_was_decided_is_priced_later(objective: str) -> None:
     """Plans of fixed orders and orders by costs: the open ones are as many as are priced afterwards, or more.
 
