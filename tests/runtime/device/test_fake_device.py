@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from support.paths import ROOT
+from support.warm_command import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def printed() -> Any:
     """What a process without a backward before it prints of three steps."""
-    command = [sys.executable, "-m", "runtime.device.fake_cases"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "tests")
+    done = run_python(["-m", "runtime.device.fake_cases"], ROOT / "tests")
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
