@@ -51,9 +51,9 @@ IN_SWEEPS = (
     "schedc plan qwen3-30b-a3b gb200-nvl72",
     "schedc plan llama-3.1-8b h100 -D devices=32 --batch 128x4096 --restrict megatron --top 3 --explain tp=4,pp=2",
 )
-"""Beginnings of commands that take long and that no later one needs: they run in sweeps alone.
+"""How long commands begin that run in sweeps alone. No later command of a page needs their files.
 
-Tests of their rooms have what they do. The suite still runs the other commands of their pages."""
+Rooms have tests of the same words. The suite runs all other commands of these pages."""
 
 
 def name_of(path: Path) -> str:

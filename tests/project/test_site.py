@@ -67,7 +67,7 @@ def all_pages(site: Path) -> set[str]:
 
 
 def written(site: Path) -> set[str]:
-    """The pages that this run writes, as `all_pages` has them."""
+    """Pages of `all_pages` that are written here."""
     return swept(all_pages(site), {f"{name}.html" for name in WRITTEN})
 
 

@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from runtime.trainers.trainer_cases import SAVED, batches, digest, labelled_rows, small_llama, token_loss
 from schedc_runtime import named_random
 from schedc_runtime.testing import RankError, RankPool
-from support.needs import needed
+from support.needs import needs
 from support.own_server import loaded_before
 from support.runtime_cases import next_token_loss, small_gpt
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-for _name in ("accelerate", "pytorch_lightning", "transformers"):
-    needed(_name)
+pytestmark = [pytest.mark.processes, pytest.mark.slow, needs("accelerate", "pytorch_lightning", "transformers")]
 
 Ends = list[dict[str, dict[str, Any]]]
 """[ranks] the end of a run in each trainer."""
