@@ -24,7 +24,7 @@ from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
-from support.sweeps import halved, swept
+from support.sweeps import halved, in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +95,7 @@ def test_bubbles_are_the_published_ones(name: str, quantity: str, expected: str,
 EQUAL = ["F > 0", "F == I", "I == W", "B == I + W", "p2p == 0"]
 
 
+@in_sweeps("test_bubbles_are_the_published_ones")
 def test_zbv_has_no_span_bubble_at_equal_costs() -> None:
     assert pieces("zbv", "span_bubble", domain=EQUAL)[0]["formula"] == "0"
     assert equal(pieces("zbv", "bubble", domain=EQUAL)[0]["formula"], "(P-1)*F")
@@ -135,6 +136,7 @@ def test_dualpipes_latencies_follow_the_rounds_of_its_microbatches() -> None:
     assert "p2p*(-((M - 4)//P) + M + 3*P/2 - 4) + (P - 2)*(F + FB - 2*W)/2" in [piece["formula"] for piece in found]
 
 
+@in_sweeps("test_bubbles_are_the_published_ones")
 def test_v_mins_bubble_is_that_of_the_reference() -> None:
     """4P-7 chunk times where 3 divides P, else 4P-5."""
     (piece,) = pieces("vmin", "bubble", domain=EQUAL)

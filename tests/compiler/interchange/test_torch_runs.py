@@ -73,7 +73,7 @@ def test_every_lowered_order_gives_the_gradients_of_our_runtime(tmp_path: Path) 
     lowered = {name for name in names() if is_lowered(name)}
     assert len(lowered) >= 19
     assert lowered >= set(KINDS)
-    sizes, chosen = {"P": 4, "M": 8}, swept(sorted(lowered), sorted(KINDS))
+    sizes, chosen = {"P": 4, "M": 8}, swept(sorted(lowered), sorted(KINDS)[::2])
     ranks = pool(4).run(
         "compiler.interchange.torch_cases:unlike_ours", names=chosen, sizes=sizes, folder=str(tmp_path), timeout=120
     )

@@ -22,6 +22,8 @@ from gpu.page import with_results, written
 from gpu.parts import PARTS, claims_of, part_of, run_section, sections
 from gpu.setting import Setting, setting_of
 
+from support.sweeps import in_sweeps
+
 CPU = torch.device("cpu")
 HERE = [*PARTS["fast"], "parity", "bags", "sync_debug", "deepep"]
 """The sections that need no process of their own. Other tests run the rest."""
@@ -29,6 +31,10 @@ TOLD_BY_A_CPU = {"bags", "capture", "graphs", "offload", "parity", "sync_debug"}
 """Those of them of which a CPU tells a claim: bits and counts."""
 
 
+@in_sweeps(
+    "test_a_section_that_fails_or_has_no_memory_leaves_the_others_running",
+    "runtime/measure/test_gpu_parts.py::test_the_workflow_runs_the_command",
+)
 @pytest.mark.slow
 def test_sections_run_on_a_cpu() -> None:
     threads = torch.get_num_threads()

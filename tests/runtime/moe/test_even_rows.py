@@ -175,6 +175,7 @@ def test_copies_of_a_step_in_buffers_of_one_size(dtype: str, products: str, boun
     assert any(each[2] for each in bounded.counted) == (bound < 2)
 
 
+@in_sweeps("test_copies_of_a_step_in_buffers_of_one_size")
 def test_rows_of_copies_alone_may_exceed_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts before the plan fit. The step runs again, since rows of two hops travel alone beside copies."""
     monkeypatch.setattr(planner, "bounded_rows", lambda *given, alone: bounded_rows(*given))

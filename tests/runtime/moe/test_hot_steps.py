@@ -180,6 +180,10 @@ def test_a_run_that_goes_on_has_the_same_bits() -> None:
             later.load_balance_state(wrong)
 
 
+@in_sweeps(
+    "runtime/moe/test_even_rows.py::test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it",
+    "runtime/moe/test_hot.py::test_on_and_off_over_steps",
+)
 @pytest.mark.slow
 @pytest.mark.usefixtures("watched")
 def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:

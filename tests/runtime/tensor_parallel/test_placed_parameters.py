@@ -17,15 +17,18 @@ from schedc_runtime.pipeline.build.split_products import refuse_placed
 from schedc_runtime.tensor_parallel.placed import is_placed, take_placed
 from schedc_runtime.testing import pool
 from support.needs import needs
+from support.sweeps import swept
 from support.tensor_cases import family
 
 
+@pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_placed_model_has_the_bits_of_its_styles() -> None:
     """Own rows between cores, whole rows, and a head that keeps a DTensor, on 2 x 2 ranks."""
-    ranks: list[dict[str, Any]] = pool(4).run("support.placed_cases:placed", timeout=240)
+    names = ["rows", *swept(["whole"], []), "llama"]
+    ranks: list[dict[str, Any]] = pool(4).run("support.placed_cases:placed", timeout=240, names=names)
     for rank in ranks:
         said = rank.pop("refused")
         for name, case in rank.items():

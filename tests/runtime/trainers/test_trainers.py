@@ -18,8 +18,12 @@ from schedc_runtime.testing import RankError, RankPool
 from support.needs import needs
 from support.own_server import loaded_before
 from support.runtime_cases import next_token_loss, small_gpt
+from support.sweeps import swept
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, needs("accelerate", "pytorch_lightning", "transformers")]
+
+OF_MESHES = swept(["sharded_experts", "replicas"], [])
+NAMES = ["hugging_face", "accelerate", "lightning", "torchtitan", *OF_MESHES]
 
 Ends = list[dict[str, dict[str, Any]]]
 """[ranks] the end of a run in each trainer."""
@@ -33,18 +37,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Iterator[tuple[Ends, Ends]]:
     """The ends of undisturbed runs, and of runs that went on from their checkpoints after a kill."""
+    where: dict[str, Any] = {"folder": str(folder), "names": NAMES}
     adapters = [f"schedc_runtime.trainers.{name}" for name in ("hugging_face", "accelerate", "lightning", "torchtitan")]
     with loaded_before(*adapters, "torch.distributed.checkpoint.state_dict"), closing(RankPool(2)) as ranks:
-        died = ranks.outcomes("runtime.trainers.trainer_cases:run_to_the_end", timeout=240, folder=str(folder))
+        died = ranks.outcomes("runtime.trainers.trainer_cases:run_to_the_end", timeout=240, **where)
         assert [type(each) for each in died] == [RankError] * 2
         assert died[1].kind == "died"
         ends = [json.loads((folder / f"ends{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-        yield ends, ranks.run("runtime.trainers.trainer_cases:go_on", timeout=240, folder=str(folder))
+        yield ends, ranks.run("runtime.trainers.trainer_cases:go_on", timeout=240, **where)
 
 
-@pytest.mark.parametrize(
-    "name", ["sharded_experts", "hugging_face", "accelerate", "lightning", "torchtitan", "replicas"]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_goes_on_bit_by_bit(runs: tuple[Ends, Ends], name: str) -> None:
     for undisturbed, resumed in zip(*runs, strict=True):
         first, again = undisturbed[name], resumed[name]
@@ -98,7 +102,8 @@ def plain_curve(
     return curve
 
 
-@pytest.mark.parametrize("name", ["hugging_face", "replicas"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["hugging_face", *OF_MESHES[1:]])
 def test_hugging_face_honours_its_arguments(runs: tuple[Ends, Ends], name: str) -> None:
     """Weight decay without norms, betas, warm-up, clipping, and the mean over the tokens of an update."""
     model = small_llama()

@@ -32,19 +32,19 @@ ROWS, BATCHES, SAVED = 8, 4, 2
 Digests = dict[str, str]
 
 
-def run_to_the_end(rank: int, world_size: int, folder: str) -> None:
+def run_to_the_end(rank: int, world_size: int, folder: str, names: list[str]) -> None:
     """Train undisturbed in each trainer, note the state at the end, and die in the middle of the next step."""
     _as_under_torchrun(rank, world_size)
-    ends = {name: _run(train, Path(folder) / name, resume=False) for name, train in TRAINERS.items()}
+    ends = {name: _run(TRAINERS[name], Path(folder) / name, resume=False) for name in names}
     Path(folder, f"ends{rank}.json").write_text(json.dumps(ends), encoding="utf-8")
     pipe = Pipeline(small_gpt(), schedc.compile("1f1b", P=2, M=4), loss_fn=_kill)
     pipe.step(*tokens(ROWS))
 
 
-def go_on(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+def go_on(rank: int, world_size: int, folder: str, names: list[str]) -> dict[str, Any]:
     """The state at the end of runs that go on from the checkpoints of `run_to_the_end`."""
     _as_under_torchrun(rank, world_size)
-    return {name: _run(train, Path(folder) / name, resume=True) for name, train in TRAINERS.items()}
+    return {name: _run(TRAINERS[name], Path(folder) / name, resume=True) for name in names}
 
 
 def _run(train: Callable[[Path, bool], tuple[Pipeline, Optimizer, list[float]]], folder: Path, resume: bool) -> Any:
