@@ -23,6 +23,9 @@ settings.load_profile("schedc")
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# Inductor would start processes with torch, one for each core, to compile the few kernels of a test.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # torch's store asks for the name of 127.0.0.1 at every connection. A name server that drops questions takes 5 s each.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 

@@ -152,17 +152,13 @@ def test_lengths_that_change(name: str) -> None:
     check(name, cut_aot_eager, "aot_eager", lengths=(12, 10, 7), dynamic=True)
 
 
-@in_sweeps(
-    "test_i_and_w_have_the_bits_of_the_whole_backward",
-    "runtime/compiled/test_units.py::test_losses_are_those_of_units_that_are_not_compiled",
-)
 @pytest.mark.slow
 @needs_compiler
 def test_inductor_chooses_strides() -> None:
     check("convolutions", cut_inductor, "inductor")
 
 
-@in_sweeps("test_lengths_that_change")
+@in_sweeps("test_inductor_chooses_strides", "test_lengths_that_change")
 @pytest.mark.slow
 @needs_compiler
 def test_inductor_with_lengths_that_change() -> None:
