@@ -43,14 +43,14 @@ html_copy_source = False
 
 
 def _generate(app: Any) -> None:
-    """Write the generated pages before Sphinx looks for sources."""
+    """Write the generated pages before Sphinx looks for sources. With the tag `short` one notebook is run."""
     reference = DOCS / "reference"
     write(reference / "codes", codes.pages())
     write(reference / "commands", commands.pages())
     write(reference / "frontier", frontier.pages())
     write(reference / "schedules", schedules.pages())
     write(reference / "schemas", schemas.pages())
-    write(DOCS / "guide" / "notebooks", notebooks.pages())
+    write(DOCS / "guide" / "notebooks", notebooks.pages(most=1 if app.tags.has("short") else None))
 
 
 def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:

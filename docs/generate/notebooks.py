@@ -18,16 +18,17 @@ _RUNNER = Path(__file__).with_name("notebook_cells.py")
 _SECONDS = 300
 
 
-def pages() -> dict[str, str]:
-    """The pages by file name, and their index."""
+def pages(most: int | None = None) -> dict[str, str]:
+    """The pages by file name, and their index. most: how many notebooks are run; the pages of others lack outputs."""
     notebooks = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
-    return {"index.md": _index(notebooks), **{f"{path.stem}.md": page(path) for path in notebooks}}
+    made = {f"{path.stem}.md": page(path, path in notebooks[:most]) for path in notebooks}
+    return {"index.md": _index(notebooks), **made}
 
 
-def page(notebook: Path) -> str:
-    """The cells of a notebook with their outputs. Raises `RuntimeError` where a cell fails."""
-    parts = []
-    for (kind, text), outputs in zip(cells_of(notebook), _outputs(notebook), strict=True):
+def page(notebook: Path, run: bool = True) -> str:
+    """The cells of a notebook, with their outputs if it is run. Raises `RuntimeError` where a cell fails."""
+    parts, cells = [], cells_of(notebook)
+    for (kind, text), outputs in zip(cells, _outputs(notebook) if run else [[]] * len(cells), strict=True):
         if kind == "markdown":
             parts.append(text)
         elif text.startswith("!"):

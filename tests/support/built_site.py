@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from time import perf_counter
@@ -23,12 +23,14 @@ MOST_SECONDS = 180.0
 LOADED = re.compile(r"""((src|srcset)=["']|<link [^>]*href=["']|url\(["']?|@import ["'])(https?:)?//""")
 
 
-def build_site(folder: Path, written: Iterable[str] = ()) -> CompletedProcess[str]:
+def build_site(folder: Path, written: Sequence[str] = ()) -> CompletedProcess[str]:
     """Build the site into ``folder/html``.
 
-    written: the pages to write, by their paths without suffix; all of them if empty. Every page is read.
+    written: the pages to write, by their paths without suffix; all of them if empty. Every page is read. With some
+    pages the site is short: one notebook is run.
     """
     words = ["-m", "sphinx", *OPTIONS, "-d", str(folder / "doctrees"), str(ROOT / "docs"), str(folder / "html")]
+    words += ["-t", "short"] * bool(written)
     return run_python([*words, *(str(ROOT / "docs" / f"{name}.md") for name in written)], ROOT, timeout=900)
 
 

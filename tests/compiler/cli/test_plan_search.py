@@ -307,6 +307,10 @@ def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
             assert result.exit_code == 0, result.output
 
 
+@in_sweeps(
+    "test_loads_spread_unless_their_skew_is_said",
+    "compiler/planner/search/test_under_record.py::test_files_check_as_the_search_says",
+)
 @pytest.mark.slow
 def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
     """Ranks of a group of two have the rows of two recorded neighbours."""

@@ -22,7 +22,7 @@ from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.agree.batch import split
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.paths import ROOT
-from support.sweeps import halved
+from support.sweeps import halved, in_sweeps
 from support.warm_command import run_torchrun
 
 pytestmark = pytest.mark.slow
@@ -120,6 +120,10 @@ def test_tied_multi_token_embedding_and_plain_logits() -> None:
     assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
 
 
+@in_sweeps(
+    "test_the_lines_of_the_document_run",
+    "runtime/pipeline/test_embedding.py::test_the_example_under_torchrun_which_restarts_it_once",
+)
 @pytest.mark.processes
 def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"

@@ -14,7 +14,7 @@ import schedc
 from schedc_runtime import Mesh, Pipeline, Ragged
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.testing import pool
-from support.sweeps import halved
+from support.sweeps import halved, in_sweeps
 from support.vision_cases import COUNTS, PICTURE, ROWS, SQUARE, TOKENS, llava, loss_fn, placed, qwen2_vl
 
 EACH = 2
@@ -109,6 +109,7 @@ def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.Monkey
     torch.testing.assert_close(pipe.evaluate(padded, made.tokens), expected.detach(), rtol=1e-12, atol=0)
 
 
+@in_sweeps("test_llava_trains_with_none_to_three_images_a_row")
 @pytest.mark.slow
 def test_a_model_that_reads_grids_trains_on_grids_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2-VL: all ranks get the grids. Padded images have a grid of their own, and come last."""

@@ -26,7 +26,7 @@ from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
-from support.sweeps import halved, swept
+from support.sweeps import halved, in_sweeps, swept
 
 
 def test_places_cover_the_world_and_groups_partition_it() -> None:
@@ -228,6 +228,7 @@ def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
     assert pool(4).run("support.mesh_cases:auxiliary", meshes=[(2, 2)], timeout=60) == [[[]]] * 4
 
 
+@in_sweeps("test_processes_have_one_auxiliary_loss_and_one_load")
 @pytest.mark.slow
 def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts() -> None:
     """Microbatch m of all four has the loss, the gradients and the biases of one rank with all their tokens."""

@@ -158,6 +158,7 @@ def test_expert_groups_train_the_undivided_model() -> None:
     assert seen == {name for name, _ in model.named_parameters()}
 
 
+@in_sweeps("test_pipelines_of_cells_equal_the_reference", "runtime/parity/test_parity.py::test_processes")
 @pytest.mark.processes
 def test_cells_on_processes() -> None:
     """With the host as a lane sizes are waited for where the program says, behind compute of the other microbatch."""
