@@ -229,6 +229,10 @@ def test_a_fit_without_the_precision_is_refused_unless_forced(tmp_path: Path) ->
 SKEWED = ("qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--precision", "fp8")
 
 
+@in_sweeps(
+    "test_loads_spread_unless_their_skew_is_said",
+    "compiler/planner/search/test_under_record.py::test_files_check_as_the_search_says",
+)
 @pytest.mark.slow
 def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
     """The fullest rank takes longer, a precision of 8 bits less long, and `check` says the same of the files."""

@@ -27,7 +27,7 @@ from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from support.cell_cases import graphs, reference_costs, shapes_of
 from support.lone_cells import play_alone
 from support.short_search import short_search
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 CELLS = (Path(__file__).parents[3] / "examples" / "costs" / "cells.toml").read_text()
 TIMES = st.integers(0, 9).map(float)
@@ -295,6 +295,7 @@ def test_the_report_tells_waiting_apart_from_exposed(tmp_path: Path) -> None:
     assert "waiting for a fuller rank" in CliRunner().invoke(main, arguments).output
 
 
+@in_sweeps("test_spans_of_a_rank_are_its_sums")
 @pytest.mark.slow
 @short_search()
 def test_a_drawing_of_a_cell_shows_the_fullest_and_the_emptiest_rank(tmp_path: Path) -> None:

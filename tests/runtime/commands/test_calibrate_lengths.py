@@ -21,7 +21,7 @@ from schedc_runtime.data import RowCosts
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.row_times import RowTimes, check_apart, milliseconds, read_lengths
 from support import row_cases
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 VOCAB = 16
 KNOWN = RowCosts.of_milliseconds(squared=3e-3, linear=2e-2, constant=0.7)
@@ -160,6 +160,7 @@ def test_files_without_costs_of_rows_are_refused(tmp_path: Path, text: str) -> N
         RowCosts.open(path)
 
 
+@in_sweeps("runtime/commands/test_calibrate.py::test_calibrate_check_run")
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("toy", ["moe", *swept(["gpt"], [])])

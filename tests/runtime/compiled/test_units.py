@@ -19,7 +19,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.testing import pool
 from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, next_token_loss, small_gpt, tokens
-from support.sweeps import in_sweeps
+from support.sweeps import in_sweeps, swept
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # Dynamo's own
@@ -46,6 +46,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_every_schedule_has_the_bits_of_one_rank() -> None:
     torch._dynamo.reset()
@@ -53,7 +54,7 @@ def test_every_schedule_has_the_bits_of_one_rank() -> None:
     expected = steps(schedc.compile("1f1b", P=1, M=4), dropout=0.4)
     assert not counters["graph_break"]
     one, two, three = (schedc.compile(name, P=2, M=4) for name in ("1f1b", "zbh1", "dualpipev"))
-    for program in (with_rs(one), two, three):
+    for program in (with_rs(one), three, *swept([two], [])):
         assert same(steps(program, dropout=0.4), expected)
 
 

@@ -31,6 +31,7 @@ from schedc_runtime.execute.instruction_names import instruction_label
 from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare_traces, measured_costs, trace_provenance
 from support.offloads import offloaded
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import in_sweeps
 from support.warm_command import run_python
 
 
@@ -308,6 +309,10 @@ def write(program: Program, folder: Path) -> str:
     return str(path)
 
 
+@in_sweeps(
+    "test_a_trace_has_every_instruction_once_and_its_messages",
+    "project/test_docs.py::test_a_page_that_trains_shows_what_its_commands_print",
+)
 @pytest.mark.processes
 def test_run_on_processes(tmp_path: Path) -> None:
     path = write(schedc.compile("dualpipev", P=2, M=4), tmp_path)

@@ -13,7 +13,7 @@ from schedc_runtime.moe.bags import _UNREAD, Bags, combined, ended
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
 from schedc_runtime.testing import simulated_device
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 RULES = ("bags", "fresh")
 
@@ -39,6 +39,7 @@ def test_entries_behind_the_last_row_are_in_bags_that_nobody_reads(
             torch.testing.assert_close(combined(summands, [bags]), wanted)
 
 
+@in_sweeps("runtime/device/test_rules.py::test_a_step_keeps_its_bits")
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", swept(METHODS, ["hierarchical"]))

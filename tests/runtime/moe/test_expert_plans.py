@@ -30,6 +30,7 @@ CASES = [
 ]
 
 
+@in_sweeps("test_sharing_experts_trains_the_undivided_model", "runtime/moe/test_hot.py::test_processes")
 @pytest.mark.processes
 @pytest.mark.sweep
 def test_processes() -> None:
@@ -74,7 +75,7 @@ def check_whole_model(program: Program) -> None:
     assert compared == {name for name, _ in whole.named_parameters()}
 
 
-@in_sweeps("runtime/moe/test_hot.py::test_methods_agree_bit_by_bit", "runtime/moe/test_expert_plans.py::test_processes")
+@in_sweeps("runtime/moe/test_hot.py::test_methods_agree_bit_by_bit", "runtime/moe/test_hot.py::test_processes")
 def test_methods_agree_bit_by_bit_over_steps() -> None:
     states = []
     for method in ("flat", "hierarchical", "allgather"):

@@ -14,7 +14,7 @@ from schedc_runtime.migration.price import move_time
 from schedc_runtime.moe.load_history import KEPT, LoadHistory
 from schedc_runtime.moe.placement import ExpertPlaces
 from support.segmented_cases import COSTS
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 SIZES = [(2, 2, 8), (4, 2, 8), (8, 4, 32), (16, 4, 64), (3, 3, 9)]
 """Ranks, ranks of a node, experts."""
@@ -118,6 +118,7 @@ def test_price() -> None:
     assert move_time(100, 1, 100.0, 4, COSTS) == pytest.approx(2 * dispatch / work)
 
 
+@in_sweeps("runtime/moe/test_rebalance.py::test_training_goes_on")
 @pytest.mark.sweep
 @pytest.mark.slow
 def test_a_plan_lets_experts_migrate() -> None:

@@ -16,7 +16,7 @@ from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers, runs_of
 from schedc_runtime.testing import pool
 from schedc_runtime.trainers import checkpoint
 from support.runtime_cases import tokens
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 NODE = "  topology nodes 1 x 4\n  overlap auto\n"
 NODES = "  topology nodes 2 x 2\n  overlap auto\n"
@@ -51,6 +51,7 @@ def test_training_goes_on(number: int) -> None:
         torch.testing.assert_close(moved[name], value, rtol=0, atol=most, msg=name)
 
 
+@in_sweeps("test_training_goes_on", "test_faults")
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.processes

@@ -13,7 +13,7 @@ from schedc.ir.program import Channel, InstructionKind, Program
 from schedc_runtime import Pipeline
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, differences, model_for, next_token_loss, oracle, small_gpt, tokens
-from support.sweeps import halved, swept
+from support.sweeps import swept, thinned
 
 ON_PROCESSES = {
     2: [
@@ -54,7 +54,7 @@ def test_processes(ranks: int) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "sizes"), halved(IN_PROCESS))
+@pytest.mark.parametrize(("schedule", "sizes"), thinned(IN_PROCESS, 4))
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, **sizes)
     model = model_for(program)

@@ -16,7 +16,7 @@ from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.models.gpt import GPT
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, differences, next_token_loss, oracle, small_gpt, tokens
-from support.sweeps import halved
+from support.sweeps import halved, in_sweeps
 
 FIRST, LAST = "token_embedding.weight", "head.weight"
 
@@ -232,6 +232,7 @@ def test_a_program_for_other_ties_is_refused() -> None:
     assert pipe.program.tied == (Tie((0, 2), copies(pipe)[0].nbytes),)
 
 
+@in_sweeps("test_each_rank_has_a_copy_and_the_sum_of_all_uses", "runtime/parity/test_parity.py::test_processes")
 @pytest.mark.processes
 def test_tied_weights_on_processes() -> None:
     cases = [("zbh1", {"P": 2, "M": 2}), ("interleaved_1f1b", {"P": 2, "M": 2}), ("dualpipe", {"P": 2, "M": 4})]

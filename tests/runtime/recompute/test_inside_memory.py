@@ -52,7 +52,7 @@ def predicted(folder: Path, lines: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("level", swept([*Level], [*Level][::2]))
+@pytest.mark.parametrize("level", swept([*Level], [*Level][::4]))
 @pytest.mark.parametrize(("hidden", "width", "experts", "top", "shared"), SIZES)
 def test_layers_with_experts_hold_no_more_than_predicted(
     tmp_path: Path, level: Level, hidden: int, width: int, experts: int, top: int, shared: int

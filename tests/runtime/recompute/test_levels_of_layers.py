@@ -19,6 +19,7 @@ from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.stage.stage import Stage
 from support.recompute_cases import SHARED, TOKENS, WIDTH, moe, moe_stage, unequal
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.sweeps import in_sweeps
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,10 @@ def test_cells_recompute_the_nodes_of_their_layers() -> None:
     assert names == [*first, "1.shared", "1.permute", "1.dispatch.node", "1.experts"]
 
 
+@in_sweeps(
+    "test_each_layer_holds_what_its_level_leaves",
+    "runtime/recompute/test_recompute.py::test_every_level_gives_the_bits_of_none",
+)
 @pytest.mark.slow
 def test_mixed_levels_give_the_bits_of_none() -> None:
     """A dense layer and two MoE layers on a stage, three MoE layers on the other; dropout; two steps."""

@@ -51,6 +51,7 @@ def test_our_own_models_train_by_their_own_styles() -> None:
         assert max(errors["GPT tied"]) <= 1e-14
 
 
+@in_sweeps("runtime/tensor_parallel/test_ranks_as_threads.py::test_models_of_transformers")
 @pytest.mark.sweep
 @needs("transformers")
 def test_models_of_transformers_train_by_their_own_plans() -> None:
@@ -163,6 +164,10 @@ def test_states_of_a_run_are_those_of_other_numbers_of_tensor_ranks(tmp_path: Pa
     assert others == [first, first]
 
 
+@in_sweeps(
+    "test_gradients_add_up_over_steps_as_in_one_process",
+    "runtime/pipeline/test_materialize.py::test_values_do_not_depend_on_ranks_or_schedule",
+)
 def test_parts_of_a_model_on_the_meta_device_are_those_of_the_whole() -> None:
     """Rows, columns, biases, table and head: made by a seed at 1 and 2 tensor ranks, and read from whole tensors."""
     ranks = pool(4).run(f"{RUN_CASES}:materialized", timeout=240)
