@@ -109,8 +109,8 @@ RARE = {
 @pytest.mark.slow
 @short_search()
 def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
-    count = swept(60, 24)
-    verdict = prices(Options(count, 1))
+    count, seed = swept((60, 1), (24, 2))
+    verdict = prices(Options(count, seed))
     assert (verdict.cases, verdict.failed) == (count, ()), verdict.figures["failures"]
     assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
 
