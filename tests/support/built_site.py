@@ -29,8 +29,8 @@ def build_site(folder: Path, written: Sequence[str] = ()) -> CompletedProcess[st
     written: the pages to write, by their paths without suffix; all of them if empty. Every page is read. With some
     pages the site is short: one notebook is run.
     """
-    words = ["-m", "sphinx", *OPTIONS, "-d", str(folder / "doctrees"), str(ROOT / "docs"), str(folder / "html")]
-    words += ["-t", "short"] * bool(written)
+    words = ["-m", "sphinx", *OPTIONS, *["-t", "short"] * bool(written), "-d", str(folder / "doctrees")]
+    words += [str(ROOT / "docs"), str(folder / "html")]
     return run_python([*words, *(str(ROOT / "docs" / f"{name}.md") for name in written)], ROOT, timeout=900)
 
 
