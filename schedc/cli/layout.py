@@ -14,6 +14,7 @@ import click
 
 from schedc.cli.common import EPILOG, asked, json_argument, sizes_argument
 from schedc.cli.given import ScheduleArgument
+from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
@@ -136,7 +137,8 @@ class LayoutRequest:
 )
 @click.option(
     "--memory",
-    type=float,
+    metavar="NUMBER",
+    callback=above_zero("the most that a rank may hold in the unit of the costs", zero=True),
     help="With --auto or --at auto: the most that a rank may hold, in the unit of the costs "
     "activations.KIND and parameters.KIND.",
 )
@@ -231,7 +233,6 @@ def _check_usage(request: LayoutRequest) -> None:
             request.objective == "makespan" and not (balanced and schedule),
             "--objective makespan needs --auto or --at auto, and --schedule",
         ),
-        (memory is not None and not 0 <= memory < 1e15, "--memory is a number from 0"),
     )
     for is_wrong, message in wrong:
         if is_wrong:

@@ -186,8 +186,8 @@ def above_zero(what: str, zero: bool = False) -> Callable[[click.Context, click.
     def read(_ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         number = None if text is None else _number(text)
         if text is not None and (number is None or not (0 < number <= _MOST or (zero and number == 0))):
-            above = "0 or more" if zero else "above 0"
-            raise click.BadParameter(f"{text!r} is not {above}: write {what}, or leave {parameter.opts[0]} out")
+            above = "of 0 or more" if zero else "above 0"
+            raise click.BadParameter(f"{text!r} is no number {above}: write {what}, or leave {parameter.opts[0]} out")
         return number
 
     return read

@@ -182,8 +182,9 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     except ValueError:
         values = np.array([np.nan])
     if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise click.BadParameter(f"{memory!r} is not a number, numbers with commas, `seed` or `none`",
+        raise click.BadParameter(f"{memory!r} is no number of chunks, numbers with commas, `seed` or `none`",
                                  param_hint="--memory")  # fmt: skip
     if values.size not in (1, seed.ranks):
-        raise click.BadParameter(f"{values.size} numbers for {seed.ranks} ranks", param_hint="--memory")
+        message = f"{values.size} numbers for {seed.ranks} ranks: give one for all, or {seed.ranks}"
+        raise click.BadParameter(message, param_hint="--memory")
     return np.broadcast_to(values, (seed.ranks,))

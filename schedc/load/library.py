@@ -108,7 +108,9 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise _refusal("S122", f"{path} is not UTF-8 text (byte {error.start})", "") from None
     except FileNotFoundError:
-        help = f"`{path.stem}` alone is the shipped schedule" if path.stem in names() else ""
+        help = (
+            f"`{path.stem}` alone is the shipped schedule" if path.stem in names() else "`schedc list` has the library"
+        )
         raise _refusal("S122", f"there is no file {path}", help) from None
     except (OSError, ValueError) as error:
         raise _refusal("S122", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
@@ -142,7 +144,9 @@ def _named(source: Source, wanted: str | None) -> ScheduleTree | AppliedPlan:
     except DiagnosticError:
         if not _begins(source.text) and Path(source.name).suffix not in ("", _SUFFIX):
             message = f"{source.place} is no .sched file: it does not begin with `sched 1`, a schedule or a plan"
-            raise _refusal("S122", message, "give a .sched file, or the name of a library schedule") from None
+            costs = 'schema = "schedc.costs/' in source.text
+            help = f"give {'it to --cost-file, beside ' * costs}a .sched file, or the name of a library schedule"
+            raise _refusal("S122", message, help) from None
         raise
     tree = _choose(file, wanted, source)
     return applied(tree, file) if isinstance(tree, PlanTree) else checked(tree)

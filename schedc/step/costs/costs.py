@@ -324,7 +324,8 @@ def parse_toml(source: Source) -> dict[str, Any]:
         start = min(start, len(source.text))
         raise DiagnosticError([
             Diagnostic("S405", f"not TOML: {str(error).split(' (at')[0]}",
-                       Label(source.span_at(start, min(start + 1, len(source.text)))), source=source)
+                       Label(source.span_at(start, min(start + 1, len(source.text)))), source=source,
+                       help='costs are TOML, in lines such as `F = 1.5`')
         ]) from error  # fmt: skip
 
 

@@ -199,6 +199,13 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
         (("check", "no_such_schedul", "-D", "P=4"), "`schedc list` names"),
         (("check", "dualpipe_v"), "did you mean `dualpipev`?"),
         (("explain", "S301x"), "did you mean `S301`?"),
+        (("check", "no_such_file.sched"), "`schedc list` has the library"),
+        (("check", "examples/costs/hops.toml"), "give it to --cost-file"),
+        (("check", "1f1b", "--cost-file", "README.md"), "costs are TOML"),
+        (("compare", "1f1b", "--memory", "80GB"), "write how many microbatches a rank can hold"),
+        (("tune", "1f1b", "--memory", "80GB"), "is no number of chunks"),
+        (("tune", "1f1b", "--memory", "2,3"), "give one for all, or 4"),
+        (("layout", "--layers", "30", "--memory", "80GB"), "in the unit of the costs"),
     ],
 )
 def test_names_get_a_suggestion(arguments: tuple[str, ...], help_text: str) -> None:

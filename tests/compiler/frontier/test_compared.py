@@ -127,7 +127,7 @@ def test_steps_without_work_have_no_bubble() -> None:
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
         (("1f1b", "-D", "P=65", "-o", "page.html"), "a page has room where P is from 2 to 64"),
         (("1f1b", "--memory", "0"), "0"),
-        (("1f1b", "--memory", "nan"), "'nan' is not above 0"),
+        (("1f1b", "--memory", "nan"), "'nan' is no number above 0"),
         ((), "SCHEDULE"),
     ],
 )

@@ -107,7 +107,7 @@ def test_the_command_shows_where_a_string_is_wrong() -> None:
         (("--layers", "8", "--stages", "2", "--schedule", "1f1b"), "--stages follows from --schedule"),
         (("Et|L", "-D", "P=2"), "-D needs --schedule"),
         (("--layers", "8", "--stages", "2", "--memory", "4"), "--memory needs"),
-        (("--layers", "8", "--schedule", "1f1b", "--auto", "--memory", "nan"), "--memory is a number"),
+        (("--layers", "8", "--schedule", "1f1b", "--auto", "--memory", "nan"), "is no number of 0 or more"),
         (("--layers", "8", "--stages", "2", "--auto", "--objective", "makespan"), "--objective makespan needs"),
         (("--layers", "8", "--stages", "2", "--at", "here"), "is not last, first, auto or numbers"),
     ],
