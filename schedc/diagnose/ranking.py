@@ -96,7 +96,8 @@ def _ranked(replay: Replay, causes: Causes) -> tuple[list[RankedCause], StepPart
     result: list[RankedCause] = []
     for round in range(_MOST_CAUSES):
         applied = {each.cause.name for each in result}
-        candidates = [each for each in causes.all(parts) if each.name not in applied]
+        if not (candidates := [each for each in causes.all(parts) if each.name not in applied]):
+            break
         times = replay.makespans(*(parts.scaled(dict(each.factors)) for each in candidates))
         gains = (now - times).mean(axis=1) / measured.mean()
         if not round:

@@ -172,6 +172,15 @@ def test_each_gain_is_on_top_of_the_causes_above_it(tmp_path: Path) -> None:
     assert abs(second.gain - second.alone) > 0.04
 
 
+def test_a_ranking_ends_where_all_causes_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Causes.all
+    monkeypatch.setattr(
+        Causes, "all", lambda *given: [each for each in whole(*given) if each.name == "rank 2 = others"]
+    )
+    found = diagnosed(tmp_path, known("1f1b"), World(slow=lambda rank, *_: 1.5 if rank == 2 else 1.0))
+    assert [each.cause.name for each in found.causes] == ["rank 2 = others"]
+
+
 def test_a_larger_stage_is_no_slow_rank(tmp_path: Path) -> None:
     schedule = known("zbv")
     found = diagnosed(tmp_path, schedule, World(slow=lambda _r, _k, s, _m: 1.5 if s == 7 else 1.0, noise=NOISE))
