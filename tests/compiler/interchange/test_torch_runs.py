@@ -12,7 +12,7 @@ from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.load.library import names, open_schedule
 from schedc_runtime.testing import pool
 from support.needs import needed
-from support.sweeps import swept
+from support.sweeps import in_sweeps, swept
 
 CASES = [
     ("1f1b", {"P": 2, "M": 5}),
@@ -66,6 +66,7 @@ KINDS = ("eager_1f1b", "hanayo", "looped_bfs", "vmin", "zb_auto", "zbh1_late", "
 """One schedule of each way to place stages, and of each order of B, of I and W, and of pairs."""
 
 
+@in_sweeps("test_both_levels_run_unchanged_with_bitwise_equal_gradients")
 @pytest.mark.sweep
 @pytest.mark.processes
 def test_every_lowered_order_gives_the_gradients_of_our_runtime(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from support.recompute_cases import (
 )
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import listed
-from support.sweeps import halved, swept
+from support.sweeps import halved, in_sweeps
 
 TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
@@ -91,7 +91,6 @@ FOUR_RANKS = [
      [("  recompute chunk 0 full\n  recompute chunk 1 medium", False), ("  recompute layer", True)]),
     ("zbh1", {"P": 2, "M": 2}, f"{TWO_NODES}  alltoall flat", [("  recompute medium", True)]),
 ]  # fmt: skip
-ONE_LEVEL = [(*case, levels[:1]) for *case, levels in FOUR_RANKS[:1]]
 TWO_RANKS = [
     ("zbh1", {"P": 1, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto",
      [("  recompute light adaptive(1.01) by group", False), ("", True)]),
@@ -100,9 +99,10 @@ TWO_RANKS = [
 ]  # fmt: skip
 
 
+@in_sweeps("test_every_level_gives_the_bits_of_none", "runtime/recompute/test_ahead.py::test_processes")
 @pytest.mark.processes
 @pytest.mark.sweep
-@pytest.mark.parametrize(("ranks", "cases"), [(4, swept(FOUR_RANKS, ONE_LEVEL)), *swept([(2, TWO_RANKS)], [])])
+@pytest.mark.parametrize(("ranks", "cases"), [(4, FOUR_RANKS), (2, TWO_RANKS)])
 def test_processes(ranks: int, cases: list[Any]) -> None:
     """Experts over two processes, at each level; where the flag says so, with Rs in the program."""
     for wrong in pool(ranks).run("support.recompute_cases:parity", cases=cases, timeout=240):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @in_sweeps(
-    "runtime/tensor_parallel/test_varlen.py::test_documents_by_their_lengths_are_those_alone",
+    "runtime/tensor_parallel/test_context.py::test_documents_over_context_ranks_are_those_alone",
     "runtime/tensor_parallel/test_tensor_parallel.py::test_tensor_ranks_with_other_batches_are_refused",
 )
 @needs("transformers")

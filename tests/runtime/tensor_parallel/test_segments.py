@@ -29,6 +29,10 @@ def test_documents_in_segments_are_those_alone() -> None:
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
+@in_sweeps(
+    "test_documents_in_segments_are_those_alone",
+    "runtime/tensor_parallel/test_tensor_parallel.py::test_levels_of_recomputation_have_the_same_bits",
+)
 @pytest.mark.sweep
 @needs("transformers")
 @pytest.mark.processes

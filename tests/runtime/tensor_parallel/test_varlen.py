@@ -20,9 +20,14 @@ from schedc_runtime.testing import pool
 from support.document_cases import packed
 from support.needs import needs
 from support.plain_varlen import plain_kernel
+from support.sweeps import in_sweeps
 from support.tensor_cases import family
 
 
+@in_sweeps(
+    "test_runs_of_context_ranks_attend_to_what_the_mask_says",
+    "runtime/tensor_parallel/test_context.py::test_documents_over_context_ranks_are_those_alone",
+)
 @needs("transformers")
 @pytest.mark.processes
 @pytest.mark.slow
