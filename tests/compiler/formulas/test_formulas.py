@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -13,8 +15,11 @@ from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.formulas.cost_domains import spaces_of
 from schedc.formulas.derive import DEFINITIONS, derive
-from schedc.formulas.grid import FITTED, HELD_OUT, SizeGrid, size_grid
+from schedc.formulas.fit import LinearForm
+from schedc.formulas.grid import FITTED, HELD_OUT, SizeGrid, columns, size_grid
 from schedc.formulas.measure import TIMES, measured, times_at
+from schedc.formulas.pieces import FailedPiece
+from schedc.formulas.proof import DecidedSize, prove
 from schedc.load.library import names, open_schedule
 from schedc.report.formulas import to_json, to_text
 from schedc.source import Source
@@ -324,3 +329,21 @@ def test_what_the_seconds_leave_undecided_is_named() -> None:
     derivation = derive(open_schedule("zbh1"), grid=grid_of("zbh1"), seconds=0.0)
     assert all("left undecided" in result.why for result in derivation.times)
     assert all(result.pieces for result in derivation.counts)  # counts take a second, and are always there
+
+
+def test_a_form_above_the_time_is_no_piece() -> None:
+    """No costs meet the conditions of the piece. The known pieces and a decision both refuse its form."""
+    grid = grid_of("zbh1")
+    piece, space = derive(open_schedule("zbh1"), grid=grid).times[0].pieces[0], spaces_of([grid.fitted[0].cells])[0]
+    table, zero = columns(grid.fitted, grid.names), LinearForm((), piece.form.width)
+    never = zero.minus(LinearForm((((), (Fraction(1),) * zero.width),), zero.width))
+    twice = piece.form.minus(zero.minus(piece.form))
+    row = int(np.flatnonzero(piece.region.of(table, grid.names))[0])
+    times = times_at(grid.fitted[row].cells, space)
+    assert times is not None
+    for known in (None, measured(times, space, TIMES["bubble"], most=40)):
+        sizes = [DecidedSize(table, row, space, times, TIMES["bubble"], known)]
+        outcome = prove(replace(piece, form=twice, conditions=(never,)), sizes, table, grid.names)
+        assert isinstance(outcome, FailedPiece)
+        assert outcome.said > outcome.measured
+        assert prove(replace(piece, conditions=(never,)), sizes, table, grid.names) is None

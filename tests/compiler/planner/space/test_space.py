@@ -57,6 +57,16 @@ def test_plans_are_legal_and_distinct() -> None:
         assert plan in {block.axes(int(number)) for number in block.numbers()}
 
 
+def test_states_are_sharded_over_replicas() -> None:
+    for model, sizes, zeros in (
+        ("llama-3.1-8b", "dp == 1 and cp == 1", {1}),
+        ("llama-3.1-8b", "dp == 2 and cp == 1", {1, 2, 3}),
+        ("qwen3-30b-a3b", "dp == 1 and cp == 1 and tp == 2 and ep == 1", {1, 2, 3}),
+    ):
+        blocks = space_of(model, 16, 32, (f"{sizes} and pp == {8 if 'tp == 2' in sizes else 4}",)).blocks()
+        assert {zero for block in blocks for zero in block.inner.zeros} == zeros, sizes
+
+
 def test_a_wide_space_has_the_standard_one() -> None:
     standard, wide = (space_of(kind=kind, conditions=("pp == 4", "tp == 2")) for kind in ("standard", "wide"))
     assert set(standard.prefixes()) < set(wide.prefixes())
