@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from math import ceil, floor, log10
 
 UNITS: dict[str, float] = {
@@ -54,7 +55,7 @@ def digits(value: float) -> str:
     """A number in the digits of the language, which has no exponents."""
     if value == int(value):
         return str(int(value))
-    return repr(value) if "e" not in repr(value) else f"{value:.24f}".rstrip("0")
+    return repr(value) if "e" not in repr(value) else format(Decimal(repr(value)), "f")
 
 
 def exact_unit(value: float) -> str:

@@ -35,7 +35,7 @@ from schedc.planner.price.plan_lines import model_lines
 from schedc.report.check import to_json as report
 from schedc.report.check import to_text
 from schedc.step.costs.costs import Costs
-from schedc.units import shown
+from schedc.units import digits, shown
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -148,8 +148,8 @@ def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -
 
 
 def test_what_is_to_be_allowed_is_enough(tmp_path: Path) -> None:
-    for unit, digits in [(" MB", "moe 1234567 KB dense 7654321 KB"), ("", "moe 1.2345678 dense 7.654321")]:
-        lines = f"layers 8 dense 1 experts 64 top 8 activations {digits}\n  memory {{}}"
+    for unit, numbers in [(" MB", "moe 1234567 KB dense 7654321 KB"), ("", "moe 1.2345678 dense 7.654321")]:
+        lines = f"layers 8 dense 1 experts 64 top 8 activations {numbers}\n  memory {{}}"
         with pytest.raises(DiagnosticError, match="S406") as caught:
             analyse(written(tmp_path, lines.format(f"1{unit}")), {})
         allowed = re.match(r"allow ([^,]+),", caught.value.diagnostics[0].help)
@@ -362,3 +362,11 @@ def checked(folder: Path, split: str, more: str, schedule: str = "1f1b", memory:
     assert result.exit_code == 0, result.output
     facts: dict[str, Any] = json.loads(result.stdout)["plan"]["parallel"]
     return facts
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4.9152e-05, "0.000049152"), (1e-30, f"0.{'0' * 29}1"), (1.5e17, "15" + "0" * 16)]
+)
+def test_numbers_have_the_fewest_digits_that_give_them_back(value: float, text: str) -> None:
+    assert digits(value) == text
+    assert float(text) == value
