@@ -68,7 +68,7 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
 @pytest.mark.slow
 def test_report_tells_what_cells_hide(monkeypatch: pytest.MonkeyPatch) -> None:
     formulas = derive(open_family("1f1b"), grid=size_grid(open_family("1f1b"), 12, 4))
-    monkeypatch.setattr("schedc.formulas.derive.derive", lambda tree, progress: formulas)
+    monkeypatch.setattr("schedc.formulas.derive.derive", lambda tree, progress, seconds: formulas)
     facts = json.loads(told("report", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))
     checked = json.loads(told("check", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))["cells"]
     assert facts["cells"].pop("sizes") == {"P": 2, "M": 8}

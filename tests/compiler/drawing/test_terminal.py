@@ -49,7 +49,7 @@ def lanes(text: str) -> list[str]:
 
 def test_a_small_schedule_in_letters() -> None:
     assert draw_terminal([library_chart("1f1b", P=2, M=3)], 60) == (
-        "1f1b (P = 2, M = 3)\n"
+        "1f1b (P = 2, M = 3), costs F = I = W = 1\n"
         "makespan 12, bubble ratio 25.0 %, span bubble ratio 25.0 %,\n"
         "peak activations 1 to 2 chunks\n"
         "time   0              5              10      bubble  peak\n"
@@ -146,14 +146,14 @@ def test_show_writes_the_format_of_the_suffix(tmp_path: Path) -> None:
     for name, start in starts.items():
         assert schedc("show", "1f1b", "-o", str(tmp_path / name)).exit_code == 0
         assert (tmp_path / name).read_text().startswith(start)
-    assert schedc("show", "1f1b", "--format", "term").stdout.startswith("1f1b (P = 4, M = 8)\n")
+    assert schedc("show", "1f1b", "--format", "term").stdout.startswith("1f1b (P = 4, M = 8), costs F = I = W = 1\n")
     assert schedc("show", "1f1b", "--format", "html").stdout.startswith("<!doctype html>")
     assert schedc("show", "1f1b").stdout.startswith("<svg")
 
 
 def test_the_second_schedule_has_the_sizes_of_the_first() -> None:
     shown = schedc("show", "1f1b", "--with", "interleaved_1f1b", "-D", "v=2", "-D", "M=16", "--format", "term")
-    titles = [line for line in shown.stdout.split("\n") if line.endswith(")") and "=" in line]
+    titles = [line.partition(", costs ")[0] for line in shown.stdout.split("\n") if ", costs " in line]
     assert titles == ["1f1b (P = 4, M = 16)", "interleaved_1f1b (P = 4, M = 16, v = 2)"]
 
 

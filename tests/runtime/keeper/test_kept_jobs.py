@@ -23,12 +23,14 @@ pytestmark = pytest.mark.processes
 
 RANKED = """
 import atexit, os, sys
-print("rank", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid(), *sys.argv[1:])
-atexit.register(print, "left", os.environ["RANK"])
-print("loaded", "torch" in sys.modules, "beside", sys.path[0])
+def tell(*words):  # in one write, beside other ranks
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+tell("rank", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid(), *sys.argv[1:])
+atexit.register(tell, "left", os.environ["RANK"])
+tell("loaded", "torch" in sys.modules, "beside", sys.path[0])
 from schedc_runtime.ranks.agent import agent_here, spare_here
 spare, agent = spare_here(), agent_here()
-print("found", spare.pid, agent.pid)
+tell("found", spare.pid, agent.pid)
 if os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "10":
     raise KeyError("planted")
 if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
