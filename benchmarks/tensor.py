@@ -37,7 +37,8 @@ Their models are drawn by the first seed with at most half of the bound.
                  counts them. message: what a rank sends on. failed: more than 3 % apart, or messages not 1 over ranks
     hidden       hidden: share of the exchanges behind compute, in emulated device time; in pairs where a schedule has
                  some. predicted: by the graphs of `schedc check`. failed: less than 0.95 in pairs or 0.9 of `1f1b` in
-                 four slices, or a prediction of share or step that is off by more than 3 points
+                 four slices, or a prediction of share or step that is off by more than 3 points. Steps in four slices
+                 of tokens are run, too
     vision       Llava and Qwen2-VL on two pipeline ranks, with none to three images a row
     checkpoints  states saved at 2 tensor ranks, loaded at 1 and 4, with experts and without. failed: other bits
 """
