@@ -5,8 +5,8 @@
 Every input goes through all stages that it reaches: reading, checks, elaboration, legality, timeline, memory, claims,
 messages, drawing, and the forms that are written. A fault is any other exception, a diagnostic that cannot be shown or
 explained, or `SECONDS` of CPU time in each of three tries. What a legal schedule may cost is bounded, so that
-the time of an input says something. The limits below bound ops and work of an evaluation; the limit of the process
-bounds memory.
+the time of an input says something. The limits below bound ops, work of an evaluation and searches of cells; the limit
+of the process bounds memory.
 """
 
 from __future__ import annotations
@@ -88,12 +88,18 @@ def _stop(_number: int, frame: FrameType | None) -> None:
     raise Hang
 
 
-LIMITS = {"MAX_OPS": MOST_OPS, "MAX_COMPUTED": MOST_OPS // 10, "MAX_WORK": MOST_WORK}
+LIMITS = {
+    "MAX_OPS": MOST_OPS,
+    "MAX_COMPUTED": MOST_OPS // 10,
+    "MAX_WORK": MOST_WORK,
+    "VARIED": 10,
+    "TRIES_PER_TASK": 15,
+}
 
 
 def limits() -> list[tuple[ModuleType, str]]:
     """The limits of the compiler on work that is legal, with the modules that hold them."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("schedc.elaborate.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith(("schedc.elaborate.", "schedc.cell."))]
     return [(module, limit) for module in modules for limit in LIMITS if hasattr(module, limit)]
 
 

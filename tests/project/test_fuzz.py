@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from project import fuzz
 from project.fuzz_inputs import Case
+from schedc.cell.schedule import forget_programs
 from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
@@ -18,10 +20,12 @@ PLANNED = swept(100_000, 100)
 
 
 @pytest.fixture(autouse=True)
-def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def _limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module, limit in fuzz.limits():
         monkeypatch.setattr(module, limit, getattr(module, limit))  # put back after the test
     fuzz.bounded()
+    yield
+    forget_programs()  # a short search found them
 
 
 def test_only_diagnostics_come_out_of_any_input() -> None:

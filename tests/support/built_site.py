@@ -29,7 +29,7 @@ def build_site(folder: Path, written: Sequence[str] = ()) -> CompletedProcess[st
     written: the pages to write, by their paths without suffix; all of them if empty. Every page is read. With some
     pages the site is short: one notebook is run.
     """
-    words = ["-m", "sphinx", *OPTIONS, *["-t", "short"] * bool(written), "-d", str(folder / "doctrees")]
+    words = ["-m", "sphinx", *OPTIONS, "--no-color", *["-t", "short"] * bool(written), "-d", str(folder / "doctrees")]
     words += [str(ROOT / "docs"), str(folder / "html")]
     return run_python([*words, *(str(ROOT / "docs" / f"{name}.md") for name in written)], ROOT, timeout=900)
 
