@@ -20,10 +20,11 @@ Their models are drawn by the first seed with at most half of the bound.
     share        share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
                  failed: 1 if less than 0.97, or any
     sums         partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
-    context      two context ranks share each sequence of packed rows, against each document alone.
-                 refused: of families whose layers hand no keywords to their attention
-    axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, and rows of one
-                 document
+    context      two context ranks share each sequence of packed rows, against each document alone. Some families also
+                 have compiled units, offload, and the meta device. refused: of families whose layers hand no keywords
+                 to their attention
+    axes         tp 2 of attention, cp 2 and ep 4 over the same ranks, two pipeline ranks: packed rows, rows of one
+                 document, and packed rows with each level of recomputation, and in slices of rows and of tokens
     documents    packed rows on tensor ranks and on replicas, against each document alone; of some families also by
                  `cu_seqlens` (THD), with masks of them, with a kernel's place taken by attention run by run, and with
                  it on two context ranks
@@ -64,6 +65,7 @@ os.environ["SCHEDC_SWEEP"] = "full"  # ranks try every order of a cell
 
 from tensor_costs import byte_cases, judge_bytes, judge_step, step_cases
 
+from schedc.ir.plan import Level
 from support.context_cases import BY_LENGTHS
 from support.finished_cases import FinishedCases
 from support.loaded_models import load_for_ranks
@@ -74,6 +76,11 @@ from support.vision_cases import MODELS as IMAGES
 from support.vocabulary_cases import CHUNK
 
 BOUND = 1e-14
+BESIDE_AXES = (
+    "", *(f"recompute {level}" for level in Level if level is not Level.NONE), "recompute layer in bubbles", "slices 2",
+    "slices 2 of tokens", "slices 2 of tokens\n  recompute layer",
+)  # fmt: skip
+"""Lines of plans beside the one that spreads ranks."""
 Row = dict[str, Any]
 Judge = Callable[[Sequence[Row]], Row]
 
@@ -196,6 +203,14 @@ def _axes(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
             for packed in (True, False):
                 own = {"names": [name], "schedule": schedule, "packed": packed}
                 yield {"function": "context_cases:planned", **own}
+            yield {"function": "context_cases:planned", "names": [name], "schedule": schedule, "lines": BESIDE_AXES}
+
+
+def _context(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    for case in _by_family("context_cases:sequences", options, "schedules", "tensor"):
+        yield case
+        if options.tensor == 2 and case["names"][0] in BY_LENGTHS:
+            yield {"function": "context_cases:beside", "name": case["names"][0]}
 
 
 def _documents(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -224,7 +239,7 @@ WORDS = {
     "levels": Word(_levels),
     "share": Word(lambda _: [{"function": "tensor_cases:share"}], _waits_for_nothing),
     "sums": Word(lambda _: [{"function": "tensor_cases:toys"}], _once),
-    "context": Word(lambda o: _by_family("context_cases:sequences", o, "schedules", "tensor"), _exact_or_refused, 4),
+    "context": Word(_context, _exact_or_refused, 4),
     "axes": Word(_axes, processes=4),
     "documents": Word(_documents),
     "segments": Word(_segmented, processes=2),

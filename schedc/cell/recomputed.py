@@ -13,6 +13,8 @@ EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
 """Segments whose outputs are only sent: a repeated exchange recomputes them."""
 SENDING = ("dispatch", *REPLAYED)
+INSIDE_CORES = ("feature", "keys")
+"""Exchanges inside of attentions: columns of all tensor ranks, and keys and values of all context ranks."""
 
 
 def recomputed_nodes_of(plan: Recompute, shape: StageShape, places: Sequence[int] = ()) -> dict[int, float]:
@@ -28,16 +30,28 @@ def recomputed_nodes_of(plan: Recompute, shape: StageShape, places: Sequence[int
         for index, node in enumerate(shape.nodes)
         if node.role in levels[index] and node.layer in layers and index in shape.backward
     }
-    for gather in _gathers(shape):
-        if plan.adaptive is None and plan.of_layer(places[gather]) >= Level.LAYER:
-            again |= dict.fromkeys((gather, *shape.consumers[gather]), 1.0)
+    for exchange in _into_cores(shape):
+        if plan.adaptive is None and plan.of_layer(places[exchange]) >= Level.LAYER:
+            again |= dict.fromkeys((exchange, *shape.consumers[exchange]), 1.0)
     return again
 
 
-def _gathers(shape: StageShape) -> list[int]:
-    """The exchanges that bring rows of all tensor ranks to a core, whose result the same layer scatters."""
+def _into_cores(shape: StageShape) -> list[int]:
+    """The exchanges that bring rows of all tensor ranks to a core, which the same layer scatters, and those inside."""
     scattered, nodes = {node.layer for node in shape.nodes if node.role == "scatter"}, shape.nodes
-    return [at for at in shape.backward if nodes[at].role == "gather" and nodes[at].layer in scattered]
+    return [
+        at
+        for at in shape.backward
+        if nodes[at].role in INSIDE_CORES or (nodes[at].role == "gather" and nodes[at].layer in scattered)
+    ]
+
+
+def opened_cores(shape: StageShape) -> frozenset[int]:
+    """The segments of cores with exchanges inside: what takes their inputs, and what takes those exchanges' results."""
+    inside = [at for at, node in enumerate(shape.nodes) if node.role in INSIDE_CORES]
+    made = [before for at in inside for before in shape.nodes[at].after]
+    gathers = [at for maker in made for at in shape.nodes[maker].after if shape.nodes[at].role == "gather"]
+    return frozenset(taker for exchange in (*inside, *gathers) for taker in shape.consumers[exchange])
 
 
 def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:

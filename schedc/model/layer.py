@@ -134,7 +134,7 @@ class Layer:
         `layer` gathers again. It holds the own rows before each core, and not before the layer alone.
         """
         if level >= Level.LAYER:
-            saved = self.part(PartName.ATTENTION).saved if ranks > 1 else ()
+            saved = self.part(PartName.ATTENTION).saved if ranks * contexts > 1 else ()
             return self._number * sum(x.columns for x in saved if x.name == "input of MLP")
         keys = float((contexts - 1) * self.key_bytes)
         if ranks == 1:

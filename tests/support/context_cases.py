@@ -16,9 +16,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import schedc
+from schedc.ir.plan import Host, Offload
 from schedc.load.library import Text
+from schedc.plan import Plan
 from schedc.source import Source
-from schedc_runtime import Checkpoints, ChunkedLoss, Cut, Mesh, Pipeline
+from schedc_runtime import Checkpoints, ChunkedLoss, Cut, Mesh, Pipeline, deferred
 from schedc_runtime.data.context import ContextRows, context_rows
 from schedc_runtime.data.documents import thd_inputs
 from schedc_runtime.errors import PartitionError, RuntimeFault
@@ -34,6 +36,7 @@ from support.gradient_errors import error_of
 from support.plain_varlen import plain_kernel
 from support.tensor_cases import SCHEDULES, family, wide_norms
 from support.tensor_expert_cases import expert_family
+from support.tensor_level_cases import counting_held
 from support.tensor_run_cases import wait_for
 
 
@@ -53,9 +56,7 @@ def _pipe(
     rows = own_rows(mesh, replica, sizes["M"], most)
     example = {name: value[:2] for name, value in rows.inputs.items()}
     given = {"loss_fn": ChunkedLoss("lm_head", chunk=5), "example": example, **options}
-    pipe = Pipeline(
-        deepcopy(model), schedc.compile(schedule, P=mesh.pipeline, **sizes), mesh=mesh, timeout=60.0, **given
-    )
+    pipe = Pipeline(model, schedc.compile(schedule, P=mesh.pipeline, **sizes), mesh=mesh, timeout=60.0, **given)
     return pipe, rows
 
 
@@ -78,19 +79,13 @@ def sequences(
             model = family(name, **sizes)
             loss, gradients = alone(model)
             for schedule in schedules:
-                errors, bits = [], set()
                 case = {"family": name, "schedule": schedule, "mesh": repr(mesh)}
                 try:
-                    pipe, rows = _pipe(model, schedule, mesh)
+                    pipe, rows = _pipe(deepcopy(model), schedule, mesh)
                 except PartitionError as refused:
                     cases.append(case | {"refused": str(refused)})
                     continue
-                for _ in in_each_order(pipe):
-                    got = pipe.step(rows.inputs, rows.targets).item()
-                    errors += [error_of(pipe, gradients), abs(got - loss) / loss]
-                    bits.add(digest(pipe))
-                pipe.close()
-                cases.append(case | {"error": max(errors), "equal": len(bits) == 1})
+                cases.append(case | _steps(pipe, rows.inputs, rows.targets, loss, gradients))
     return cases
 
 
@@ -131,13 +126,7 @@ def _attended(
         tokens, documents, targets = (each.chunk(mesh.replicas)[replica] for each in packed())
         inputs = thd_inputs(tokens, documents, MOST)
         pipe, _ = _pipe(model, schedule, mesh, example={name: value[:2] for name, value in inputs.items()})
-    errors, bits = [], set()
-    for _ in in_each_order(pipe):
-        got = pipe.step(inputs, targets).item()
-        errors += [error_of(pipe, gradients), abs(got - loss) / loss]
-        bits.add(digest(pipe))
-    pipe.close()
-    return {"error": max(errors), "equal": len(bits) == 1}
+    return _steps(pipe, inputs, targets, loss, gradients)
 
 
 PLANNED = """sched 1
@@ -146,6 +135,7 @@ plan shared = {schedule}(P = {ranks}, M = 4) {{
   experts 8 top 2
   alltoall flat
   parallel tp 2 of attention cp 2 ep {experts} dp 1
+  {line}
 }}
 """
 
@@ -157,35 +147,76 @@ def planned(
     schedule: str = "1f1b",
     experts: int = 4,
     layers: int = 4,
+    lines: Sequence[str] = ("",),
     *,
     packed: bool = True,
 ) -> list[Any]:
-    """A case for each family of a model whose mesh is that of a plan's lines, as in `sequences`; and its mesh.
+    """A case for each family and line of a plan, as in `sequences`; the mesh, and the bytes that a microbatch holds.
 
-    packed: rows of several documents, else of one.
+    The mesh is that of the plan. lines: levels of recomputation, which have the same bits, and slices. packed: rows of
+    several documents, else of one.
     """
     if not packed:
         with mock.patch.object(document_cases, "LENGTHS", ((8,),) * len(document_cases.LENGTHS)):
-            return planned(rank, world, names, schedule, experts, layers)
-    cases = []
-    text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts, layers=layers)
-    program = schedc.compile(Text(Source("shared.sched", text)))
+            return planned(rank, world, names, schedule, experts, layers, lines)
+    cases, rows = [], own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
     for name in names:
+        plain: set[str] = set()
         with wide_norms():
             model = expert_family(name, num_hidden_layers=layers)
             loss, gradients = alone(model)
-            errors, bits = [], set()
-            rows = own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
-            pipe = Pipeline(
-                deepcopy(model), program, loss_fn=ChunkedLoss("lm_head", chunk=5), timeout=60.0,
-                example={name: value[:2] for name, value in rows.inputs.items()},
-            )  # fmt: skip
-            for _ in in_each_order(pipe):
-                got = pipe.step(rows.inputs, rows.targets).item()
-                errors += [error_of(pipe, gradients), abs(got - loss) / loss]
-                bits.add(digest(pipe))
-            pipe.close()
-            cases.append({"family": name, "error": max(errors), "equal": len(bits) == 1, "mesh": repr(pipe.mesh)})
+            for line in lines:
+                text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts, layers=layers, line=line)
+                pipe = Pipeline(
+                    deepcopy(model), schedc.compile(Text(Source("shared.sched", text))), timeout=60.0,
+                    loss_fn=ChunkedLoss("lm_head", chunk=5),
+                    example={name: value[:2] for name, value in rows.inputs.items()},
+                )  # fmt: skip
+                for stage in pipe.held(pipe.places[0]):
+                    stage.set_recomputation(pipe.program.plan.recompute_of(stage.index), count=True)
+                with counting_held() as counted:
+                    case = _steps(pipe, rows.inputs, rows.targets, loss, gradients)
+                if "slices" not in line:  # those change the order of sums
+                    plain.add(case["bits"])
+                told = {"family": name, "line": line, "mesh": repr(pipe.mesh), "held": counted[min(counted)]}
+                cases.append(told | case | {"equal": case["equal"] and len(plain) == 1})
+    return cases
+
+
+def _steps(
+    pipe: Pipeline, inputs: Any, targets: torch.Tensor, loss: float, gradients: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """The largest error of steps in all orders of a cell, whether these agree, and their bits. Closes the pipeline."""
+    errors, bits = [], set()
+    for _ in in_each_order(pipe):
+        got = pipe.step(inputs, targets).item()
+        errors += [error_of(pipe, gradients), abs(got - loss) / loss]
+        bits.add(digest(pipe))
+    pipe.close()
+    return {"error": max(errors), "equal": len(bits) == 1, "bits": min(bits)}
+
+
+def beside(rank: int, world: int, name: str, schedule: str = "zbh1") -> list[dict[str, Any]]:
+    """A case for each thing that a pipeline does beside context ranks, as in `sequences`."""
+    cases, mesh, host = [], Mesh(2, data=world // 2, context=2), Host(2e11, 5e10, 5e10)
+    ways: dict[str, dict[str, Any]] = {
+        "compile=": {"compile": {"backend": "aot_eager"}},
+        "offload": {"plan": Plan(host=host, offload=(Offload("all"),))},
+        "meta device": {},
+    }
+    with wide_norms():
+        model = family(name, num_hidden_layers=2)
+        loss, gradients = alone(model)
+        for way, options in ways.items():
+            with deferred() if way == "meta device" else nullcontext():
+                given = family(name, num_hidden_layers=2)
+            pipe, rows = _pipe(given, schedule, mesh, **options)
+            if way == "meta device":
+                pipe.materialize(checkpoint=model.state_dict())
+            moved = [stage.offload is not None for stage in pipe.held(pipe.places[0])]
+            assert all(moved) == (way == "offload")
+            case = _steps(pipe, rows.inputs, rows.targets, loss, gradients)
+            cases.append({"family": name, "way": way, "mesh": repr(mesh)} | case)
     return cases
 
 

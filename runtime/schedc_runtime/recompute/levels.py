@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from schedc.cell.graph import Node, StageShape
-from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
+from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, opened_cores, recomputed_nodes_of
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.ranks.exchange import Exchange
@@ -41,7 +42,7 @@ class Recomputation:
     level_of_layer: the level of a layer of the stage, by number; None where all have ``level``. layers: [nodes] number
     of the layer that each belongs to, -1 for none; empty where all have one level.
     recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
-    are called as a whole.
+    are called as a whole. cores: the segments of cores with exchanges inside.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Recomputation:
         self.layers = tuple(layers)
         self.recomputed = {} if shape is None else recomputed_nodes_of(plan, shape, layers)
         nodes = () if shape is None else shape.nodes
+        self.cores = frozenset() if shape is None else opened_cores(shape)
         self.replayed = frozenset(node for node in self.recomputed if nodes[node].role in REPLAYED)
 
     def recorder(self, offload: MicrobatchOffload | None = None) -> MicrobatchRecorder:
@@ -94,6 +96,14 @@ class MicrobatchRecorder(Recorder):
         calls = ActivationCalls() if self.level >= Level.ACT else nullcontext()
         with calls, super().forwarding(node, repeated):
             yield
+
+    def run_segment(self, node: int, run: Callable[..., tuple[Any, ...]], *taken: Any) -> tuple[Any, ...]:
+        """``run(*taken)``, the forward of a segment. One of a core with exchanges inside is a region."""
+        if node not in self.plan.cores:
+            return run(*taken)
+        leaves, form = pytree.tree_flatten(taken)
+        again: tuple[Any, ...] = region(Level.LAYER, lambda *each: run(*pytree.tree_unflatten(each, form)), *leaves)
+        return again
 
     def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
         """Decide for the layer that runs forward now, from the rows that come to its experts."""

@@ -221,7 +221,10 @@ class _Argument(NamedTuple):
 
 
 def _argument_again(arg: Any) -> Any:
-    return arg.note.value().detach().requires_grad_(arg.wants_gradient) if isinstance(arg, _Argument) else arg
+    if not isinstance(arg, _Argument):
+        return arg
+    value = arg.note.value()
+    return value.detach().requires_grad_() if arg.wants_gradient else value  # that keeps its attributes
 
 
 def _listed(returned: Any) -> tuple[Any, ...]:
@@ -359,7 +362,8 @@ class Recorder:
         if storage not in held:
             held[storage] = weak_reference(tensor.untyped_storage())
         away = None if self.offload is None else self.offload.note(self.node, tensor)
-        return TensorNote(tensor.detach(), tensor._version) if away is None else away
+        whole = tensor.detach() if tensor.requires_grad else tensor
+        return TensorNote(whole, tensor._version) if away is None else away
 
     def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
         """Take the rows that the dispatch of the current layer brings to each rank. rank: this rank."""

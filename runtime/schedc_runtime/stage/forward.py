@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.random_numbers.numbering import NumberedForward
 from schedc_runtime.recompute.whole_stage import save_nothing
-from schedc_runtime.segments.graph import Segment, Slot
+from schedc_runtime.segments.graph import Slot
 from schedc_runtime.segments.recompute import SegmentRecompute
 from schedc_runtime.stage.base import NOTHING, StageBase
 from schedc_runtime.stage.engine import edge_of, refuse_writing
@@ -219,7 +219,7 @@ class ForwardSteps(StageBase):
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
         with self._random(state, node), self._recording(state, node):
             inputs = [value for value, _ in taken]
-            results = self._replayed(state, node, inputs) or self._called(segment, inputs)
+            results = self._replayed(state, node, inputs) or self._called(state, node, inputs)
         if state.recompute is not None:
             state.recompute.forwarded(node, values)
         if torch.is_grad_enabled() and state.kept is None:
@@ -372,9 +372,11 @@ class ForwardSteps(StageBase):
             obstacle = "its stage recomputes, or moves activations to the host"
         return self.captures.run(self.graph, self.module, node, taken, obstacle)
 
-    def _called(self, segment: Segment, taken: Sequence[Any]) -> tuple[Any, ...]:
+    def _called(self, state: MicrobatchState, node: int, taken: Sequence[Any]) -> tuple[Any, ...]:
+        segment = self._segment(node)
+        run = segment.run if state.recorder is None else partial(state.recorder.run_segment, node, segment.run)
         try:
-            return segment.run(self.module, *taken)
+            return run(self.module, *taken)
         except RuntimeError as error:
             refuse_writing(error, f"stage {self.index}: {segment.name} writes into a value of another segment")
             raise

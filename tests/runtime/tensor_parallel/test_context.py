@@ -62,11 +62,27 @@ def test_tensor_and_context_ranks_work_together() -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_plan_spreads_attention_sequences_and_experts_over_the_same_ranks() -> None:
-    """tp 2 of attention, cp 2 and ep 4: each expert group spans the ranks of one sequence."""
-    for (case,) in pool(4).run(f"{CASES}:planned", timeout=240, names=["Mixtral"], schedule="zbh1", layers=2):
-        assert case["mesh"] == repr(Mesh(1, 4, tensor=2, context=2))
-        assert case["error"] <= 1e-14, case
-        assert case["equal"]
+    """tp 2 of attention, cp 2 and ep 4: each expert group spans the ranks of one sequence.
+
+    The level `layer` holds own rows before each core, and the microbatch's ids and places. Keys are gathered again.
+    """
+    given = {"names": ["Mixtral"], "schedule": "zbh1", "layers": 2}
+    lines = ["", "recompute layer", "slices 2 of tokens"]
+    for cases in pool(4).run(f"{CASES}:planned", timeout=240, lines=lines, **given):
+        assert {case["mesh"] for case in cases} == {repr(Mesh(1, 4, tensor=2, context=2))}
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
+        plain, layer, _ = cases
+        assert layer["held"] < 0.17 * plain["held"]
+
+
+@in_sweeps("test_documents_over_context_ranks_are_those_alone")
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_compiled_units_offload_and_the_meta_device_work_beside_context_ranks() -> None:
+    for cases in pool(4).run(f"{CASES}:beside", timeout=240, name="llama"):
+        assert [case["way"] for case in cases] == ["compile=", "offload", "meta device"]
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 
 
 @needs("transformers")

@@ -29,7 +29,7 @@ def cuts_sequences(model: nn.Module, program: Program) -> bool:
 
 
 def check_context(assembly: Assembly) -> None:
-    """Raise `RuntimeFault` for the first thing, by name, that context ranks do not serve, and tensor ranks do."""
+    """Raise `RuntimeFault` for the first thing, by name, that context ranks do not serve."""
     _refuse_beside(assembly, f"{assembly.mesh.context} context ranks", {})
 
 
@@ -44,6 +44,8 @@ def carry_segments(assembly: Assembly) -> None:
     levels = {plan.recompute_of(stage).level for stage in recomputed_ahead(program)}
     others = {
         "context ranks": mesh.context > 1,
+        "compile=": assembly.compile is not None,
+        "`offload` in the plan": bool(plan.offload),
         "a model on the meta device": assembly.construction.deferred,
         "`slices` in the plan": bool(plan.slices),
         "`fuse` in the plan": bool(plan.fuse),
@@ -59,9 +61,7 @@ def _refuse_beside(assembly: Assembly, who: str, others: Mapping[str, bool]) -> 
     settings = assembly.settings
     asked = {
         "an auxiliary loss of experts": any(layer.router.routing.balance for _, layer in moe_layers(settings.model)),
-        "compile=": assembly.compile is not None,
         "graphs=": bool(settings.cut.graphs),
-        "`offload` in the plan": bool(assembly.plan.offload),
         "several losses": isinstance(settings.loss_fn, (tuple, list)),
         **others,
     }

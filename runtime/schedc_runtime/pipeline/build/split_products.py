@@ -13,8 +13,6 @@ from schedc_runtime.providers import TORCH
 
 _ALONE = {"bound": "sizes bounded"} | {name: name for name in ("capacity", "hot", "balance", "migrate", "fuse")}
 """By field of a plan: the line that no pipeline with tensor ranks carries out."""
-_DENSE = ("recompute", "slices")
-"""The lines of a plan that tensor ranks carry out, and context ranks do not."""
 
 
 def refuse_placed(model: nn.Module) -> None:
@@ -49,14 +47,12 @@ def split_products(assembly: Assembly) -> None:
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
     settings, (place,), plan = assembly.settings, assembly.places, assembly.plan
-    experts, shared = any(True for _ in moe_layers(settings.model)), assembly.mesh.context > 1
+    experts = any(True for _ in moe_layers(settings.model))
     assembly.mesh.refuse_beside_splits({
-        "a model on the meta device beside context ranks": shared and assembly.construction.deferred,
         "experts, which `parallel` splits without `of attention`": (
             experts and plan.parallel is not None and not plan.parallel.of
         ),
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
-        **{f"`{line}` beside context ranks": shared and bool(getattr(plan, line)) for line in _DENSE},
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
         f"rng={settings.rng!r}": settings.rng != "by name",
     })  # fmt: skip
