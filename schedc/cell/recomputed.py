@@ -47,7 +47,7 @@ def _into_cores(shape: StageShape) -> list[int]:
 
 
 def opened_cores(shape: StageShape) -> frozenset[int]:
-    """The segments of cores with exchanges inside: what takes their inputs, and what takes those exchanges' results."""
+    """The segments of cores with exchanges inside: the takers of their gathered rows, and of what comes in inside."""
     inside = [at for at, node in enumerate(shape.nodes) if node.role in INSIDE_CORES]
     made = [before for at in inside for before in shape.nodes[at].after]
     gathers = [at for maker in made for at in shape.nodes[maker].after if shape.nodes[at].role == "gather"]
