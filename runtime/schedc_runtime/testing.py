@@ -13,9 +13,11 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -77,13 +79,18 @@ class CaseFailed(AssertionError):
 
 
 class RankPool:
-    """``world_size`` worker processes joined by gloo. After a case that kills or hangs a worker they start anew."""
+    """``world_size`` worker processes joined by gloo. After a case that kills or hangs a worker they start anew.
+
+    Between cases the workers are stopped: each group of a worker has a thread of gloo that wakes 100 times a second.
+    They are killed when the process ends.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._workers: list[BaseProcess] = []
         self._channels: list[Connection] = []
         self._store: TCPStore | None = None
+        atexit.register(self.close)
 
     def run(self, case: str, *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
         """[world_size] results of all ranks. Raises `CaseFailed` if a rank returns none within ``timeout`` seconds."""
@@ -98,13 +105,21 @@ class RankPool:
         timeout: seconds for all ranks to answer.
         """
         self._ensure_started()
+        self._signal(signal.SIGCONT)
         request = json.dumps({"case": case, "arguments": arguments}).encode()
         for channel in self._channels:
             channel.send_bytes(request)
         outcomes = self._collect(timeout)
         if any(isinstance(o, RankError) and o.kind in ("died", "timeout") for o in outcomes):
             self.close()
+        self._signal(signal.SIGSTOP)
         return outcomes
+
+    def _signal(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            assert worker.pid is not None
+            with suppress(ProcessLookupError):  # it ended between cases, as the next case will say
+                os.kill(worker.pid, number)
 
     def _collect(self, timeout: float) -> list[Any]:
         outcomes: list[Any] = [RankError(r, "timeout", f"no answer in {timeout} s") for r in range(self.world_size)]
@@ -154,10 +169,8 @@ class RankPool:
 
 @cache
 def pool(world_size: int) -> RankPool:
-    """The pool of this size that all tests of the process share. It closes when the process ends."""
-    shared = RankPool(world_size)
-    atexit.register(shared.close)
-    return shared
+    """The pool of this size that all tests of the process share."""
+    return RankPool(world_size)
 
 
 def _serve(rank: int, world_size: int, port: int, channel: Connection) -> None:

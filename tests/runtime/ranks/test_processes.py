@@ -13,6 +13,7 @@ import pytest
 
 from schedc_runtime.ranks.processes import Condition, Process, has_ended, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress, mark
+from schedc_runtime.testing import pool
 from support.warm_command import run_python
 
 
@@ -48,6 +49,18 @@ def test_stopped_and_killed_are_told_apart() -> None:
         finally:
             sleeper.kill()
     assert process_condition(process) == Condition(True, False, "its process has ended")
+
+
+def own_rank(rank: int, _world_size: int) -> int:
+    return rank
+
+
+@pytest.mark.processes
+def test_ranks_of_a_pool_are_stopped_between_cases() -> None:
+    ranks, stopped = pool(2), Condition(False, True, "stopped by a signal (SIGCONT lets it go on)")
+    for _ in range(2):
+        assert ranks.run("runtime.ranks.test_processes:own_rank") == [0, 1]
+        assert [settled(process_of(worker.pid or 0), stopped) for worker in ranks._workers] == [stopped] * 2
 
 
 def test_a_later_process_of_the_same_id_is_another() -> None:
