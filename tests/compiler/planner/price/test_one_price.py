@@ -109,7 +109,7 @@ RARE = {
 @pytest.mark.slow
 @short_search()
 def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
-    count, seed = swept((60, 1), (24, 2))
+    count, seed = swept((60, 1), (12, 36))
     verdict = prices(Options(count, seed))
     assert (verdict.cases, verdict.failed) == (count, ()), verdict.figures["failures"]
     assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
