@@ -39,13 +39,19 @@ from support.tensor_expert_cases import expert_family
 from support.tensor_level_cases import counting_held
 from support.tensor_run_cases import wait_for
 
+WIDTH = 6
+"""Own tokens of a row, where groups of context ranks have other rows."""
 
-def own_rows(mesh: Mesh, replica: int, microbatches: int, most: int | None = None) -> ContextRows:
-    """What a rank takes of the packed rows: own tokens of the rows of its group. most: as of `context_rows`."""
+
+def own_rows(
+    mesh: Mesh, replica: int, microbatches: int, most: int | None = None, width: int | None = None
+) -> ContextRows:
+    """What a rank takes of the packed rows: own tokens of the rows of its group. most, width: as of `context_rows`."""
     groups, (group, rank) = mesh.replicas // mesh.context, divmod(replica, mesh.context)
     rows = [each.chunk(groups)[group] for each in packed()]
-    together = len(rows[0]) // microbatches
-    return context_rows(*rows, ranks=mesh.context, rank=rank, together=together, multiple=mesh.tensor, most=most)
+    together, width = len(rows[0]) // microbatches, width or (WIDTH if groups > 1 else None)
+    given = {"ranks": mesh.context, "rank": rank, "together": together, "multiple": mesh.tensor}
+    return context_rows(*rows, **given, width=width, most=most)
 
 
 def _pipe(
@@ -134,7 +140,7 @@ plan shared = {schedule}(P = {ranks}, M = 4) {{
   layers {layers}
   experts 8 top 2
   alltoall flat
-  parallel tp 2 of attention cp 2 ep {experts} dp 1
+  parallel {parallel}
   {line}
 }}
 """
@@ -145,7 +151,7 @@ def planned(
     world: int,
     names: Sequence[str],
     schedule: str = "1f1b",
-    experts: int = 4,
+    parallel: str = "tp 2 of attention cp 2 ep 4 dp 1",
     layers: int = 4,
     lines: Sequence[str] = ("",),
     *,
@@ -153,23 +159,26 @@ def planned(
 ) -> list[Any]:
     """A case for each family and line of a plan, as in `sequences`; the mesh, and the bytes that a microbatch holds.
 
-    The mesh is that of the plan. lines: levels of recomputation, which have the same bits, and slices. packed: rows of
-    several documents, else of one.
+    The mesh is that of the plan. parallel: how it spreads ranks. lines: levels of recomputation, which have the same
+    bits, and slices. packed: rows of several documents, else of one.
     """
     if not packed:
         with mock.patch.object(document_cases, "LENGTHS", ((8,),) * len(document_cases.LENGTHS)):
-            return planned(rank, world, names, schedule, experts, layers, lines)
-    cases, rows = [], own_rows(Mesh(1, data=2, tensor=2, context=2), rank % 4 // 2, 4)
+            return planned(rank, world, names, schedule, parallel, layers, lines)
+    given = {"schedule": schedule, "ranks": world // 4, "parallel": parallel, "layers": layers}
+    programs = [schedc.compile(Text(Source("shared.sched", PLANNED.format(**given, line=line)))) for line in lines]
+    split = programs[0].plan.parallel
+    assert split is not None
+    mesh = Mesh(1, data=4 // split.tp, tensor=split.tp, context=split.cp)
+    cases, rows = [], own_rows(mesh, rank % 4 // split.tp, 4)
     for name in names:
         plain: set[str] = set()
         with wide_norms():
             model = expert_family(name, num_hidden_layers=layers)
             loss, gradients = alone(model)
-            for line in lines:
-                text = PLANNED.format(schedule=schedule, ranks=world // 4, experts=experts, layers=layers, line=line)
+            for line, program in zip(lines, programs, strict=True):
                 pipe = Pipeline(
-                    deepcopy(model), schedc.compile(Text(Source("shared.sched", text))), timeout=60.0,
-                    loss_fn=ChunkedLoss("lm_head", chunk=5),
+                    deepcopy(model), program, timeout=60.0, loss_fn=ChunkedLoss("lm_head", chunk=5),
                     example={name: value[:2] for name, value in rows.inputs.items()},
                 )  # fmt: skip
                 for stage in pipe.held(pipe.places[0]):
@@ -234,11 +243,14 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         except RuntimeFault as fault:
             return str(fault)
         try:
-            if step:
+            if step in (True, "twice"):
                 pipe.step(rows.inputs, rows.targets)
             if step == "twice":  # the second time, rank 0 of each group has other places
                 shift = int(pipe.replica == 0)
                 pipe.step({**rows.inputs, CONTEXT: rows.inputs[CONTEXT] + shift}, rows.targets)
+            if step == "wide":  # rank 0 of each group has another width
+                width = 6 + 2 * int(pipe.replica == 0)
+                pipe.step(*own_rows(mesh, pipe.replica, 4, width=width))
         except (RuntimeFault, InstructionError) as fault:
             return str(fault)
         finally:
@@ -264,6 +276,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "mean": told(step=True, loss_fn=lambda output, labels: output["logits"].sum()),
         "flash": told(make=lambda name: _with(_two_layers(name), "flash_attention_2")),
         "differ": told(step="twice"),
+        "widths": told(step="wide"),
         "dropped": told(make=lambda _: _two_layers("nemotron")),
         "places": told(example={name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}),
     }

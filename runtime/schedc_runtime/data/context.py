@@ -9,7 +9,7 @@ is what a causal mask leaves of a document: the square of its length, halved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -88,47 +88,55 @@ def context_rows(
     rank: int,
     together: int = 1,
     multiple: int = 1,
+    width: int | None = None,
     most: int | None = None,
 ) -> ContextRows:
     """What context rank ``rank`` of ``ranks`` takes of packed rows. All context ranks are given the same rows.
 
     tokens, documents, targets: [rows, tokens]; targets as of `next_tokens`, since a token's next one may lie elsewhere.
-    together: rows of a microbatch. multiple: of own tokens, which tensor ranks share. most: documents of a row at most,
-    as of `cumulative_lengths`, which brings `CU_SEQLENS`. A rank has at most two runs of each.
+    together: rows of a microbatch. multiple: of own tokens, which tensor ranks share. width: own tokens of each row; by
+    default those of the longest. Groups of context ranks with other rows need one width, and so do steps of one shape.
+    most: documents of a row at most, as of `cumulative_lengths`, which brings `CU_SEQLENS`. A rank has at most two runs
+    of each.
 
     A loader's work, in the host's memory: what lies on a device is copied, and each call waits for it. The result lies
-    where ``tokens`` do.
-
-    All ranks and rows are filled up to the longest, by tokens whose target is `IGNORED`. Raises `RuntimeFault` for no
-    such rank, and for a row with more documents than ``most``.
+    where ``tokens`` do. All ranks and rows are filled up by tokens whose target is `IGNORED`. Raises `RuntimeFault` for
+    no such rank, for a width that the longest exceeds, and for a row with more documents than ``most``.
     """
     if not 0 <= rank < ranks:
         raise RuntimeFault(f"context rank {rank} of {ranks}", "give a rank from 0 on, below the number of ranks")
     device = tokens.device
     tokens, documents, targets = tokens.cpu(), documents.cpu(), targets.cpu()
-    dealt = dealt_places(documents, ranks, together)
-    longest = max(len(places) for of_rank in dealt for places in of_rank)
-    own = -(-longest // multiple) * multiple
-    filled = torch.stack([torch.stack(list(_filled(of_rank, own))) for of_rank in dealt])
-    inside, place = filled >= 0, filled.clamp(min=0)  # [ranks, rows, own]
-    position = document_positions(documents)
-    positions = torch.where(inside, torch.stack([position.gather(1, each) for each in place]), 0)
-    begins = torch.where(inside, place - positions, _NOBODY)
-    whole = torch.stack((begins, filled), 2).movedim(0, 2).flatten(2, 3)  # [rows, 2, ranks * own]
-    mine = place[rank]
-    runs: dict[str, Tensor] = {}
+    filled = _filled(dealt_places(documents, ranks, together), width, multiple)
+    position, place = document_positions(documents), filled.clamp(min=0)
+    positions = torch.where(filled >= 0, torch.stack([position.gather(1, each) for each in place]), 0)
+    begins = torch.where(filled >= 0, place - positions, _NOBODY)
+    mine, inside = place[rank], filled[rank] >= 0
+    inputs = {
+        "input_ids": torch.where(inside, tokens.gather(1, mine), 0),
+        "position_ids": positions[rank],
+        CONTEXT: torch.stack((begins, filled), 2).movedim(0, 2).flatten(2, 3),
+    }
     if most is not None:
         cumulative_lengths(documents, most)
-        runs = {CU_SEQLENS: places_of(_runs_begin(filled[rank], begins[rank]), 2 * most + 1).to(device)}
+        inputs[CU_SEQLENS] = places_of(_runs_begin(filled[rank], begins[rank]), 2 * most + 1)
     return ContextRows(
-        {
-            "input_ids": torch.where(inside[rank], tokens.gather(1, mine), 0).to(device),
-            "position_ids": positions[rank].to(device),
-            CONTEXT: whole.to(device),
-            **runs,
-        },
-        torch.where(inside[rank], targets.gather(1, mine), IGNORED).to(device),
+        {name: value.to(device) for name, value in inputs.items()},
+        torch.where(inside, targets.gather(1, mine), IGNORED).to(device),
     )
+
+
+def _filled(dealt: list[list[Places]], width: int | None, multiple: int) -> Tensor:
+    """[ranks, rows, own] places, filled up with `_NOBODY` to a multiple of ``multiple``; as of `context_rows`."""
+    longest = max(len(places) for of_rank in dealt for places in of_rank)
+    own = -(-(width or longest) // multiple) * multiple
+    if longest > own:
+        raise RuntimeFault(
+            f"a context rank has {longest} tokens of a row, and width={width} gives it {own}",
+            f"write width={longest} or more, the same for all ranks and steps",
+        )
+    fill = partial(np.pad, constant_values=_NOBODY)
+    return torch.from_numpy(np.stack([[fill(each, (0, own - len(each))) for each in of_rank] for of_rank in dealt]))
 
 
 def _runs_begin(place: Tensor, begin: Tensor) -> Tensor:
@@ -139,9 +147,3 @@ def _runs_begin(place: Tensor, begin: Tensor) -> Tensor:
     fills = place == _NOBODY
     same = (begin[:, 1:] == begin[:, :-1]) & ((place[:, 1:] == place[:, :-1] + 1) | (fills[:, 1:] & fills[:, :-1]))
     return functional.pad(~same, (1, 0), value=True)
-
-
-def _filled(places: list[Places], own: int) -> Iterator[Tensor]:
-    """[own] of each row, filled up with `_NOBODY`."""
-    for each in places:
-        yield torch.from_numpy(np.pad(each, (0, own - len(each)), constant_values=_NOBODY))

@@ -93,6 +93,18 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
         context_rows(documents, documents, documents.long(), ranks=2, rank=2)
 
 
+def test_groups_with_other_rows_have_the_width_that_was_said() -> None:
+    given = [rows_of([lengths]) for lengths in ([7, 1], [4, 4])]
+    own = [
+        context_rows(each.long(), each, each.long(), ranks=2, rank=rank, multiple=2, width=5).inputs
+        for each in given
+        for rank in range(2)
+    ]
+    assert {(*each["input_ids"].shape, *each[CONTEXT].shape) for each in own} == {(1, 6, 1, 2, 12)}
+    with pytest.raises(RuntimeFault, match="a context rank has 4 tokens of a row, and width=3 gives it 3"):
+        context_rows(given[0].long(), given[0], given[0].long(), ranks=2, rank=0, width=3)
+
+
 def test_runs_of_own_tokens_end_with_their_document_and_with_gaps() -> None:
     """A document of 7 tokens: rank 0 has the places 2 to 5, and rank 1 the others."""
     documents = rows_of([[7, 1]])

@@ -75,6 +75,18 @@ def test_a_plan_spreads_attention_sequences_and_experts_over_the_same_ranks() ->
         assert layer["held"] < 0.17 * plain["held"]
 
 
+@needs("transformers")
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_plan_without_tensor_ranks_shares_sequences_and_experts() -> None:
+    """cp 2 and ep 4: two groups of context ranks have other rows, in one width."""
+    given = {"names": ["Qwen3Moe"], "schedule": "zbh1", "layers": 1, "parallel": "cp 2 ep 4 dp 2"}
+    for (case,) in pool(4).run(f"{CASES}:planned", timeout=240, lines=["recompute full"], **given):
+        assert case["mesh"] == repr(Mesh(1, 4, context=2))
+        assert case["error"] <= 1e-14, case
+        assert case["equal"]
+
+
 @in_sweeps("test_documents_over_context_ranks_are_those_alone")
 @needs("transformers")
 @pytest.mark.processes
@@ -98,6 +110,8 @@ def test_what_context_ranks_do_not_serve_is_refused_on_every_rank() -> None:
         assert "returned a mean" in told["mean"]
         assert "`flash_attention_2`" in told["flash"]
         assert "context_places of step 2 has other values on" in told["differ"], told["differ"]
+        assert "given a different batch" in told["widths"]
+        assert "`width=` of `context_rows`" in told["widths"]
         assert "no `context_places` comes to LlamaAttention" in told["places"]
         assert "no `context_places` comes to NemotronAttention" in told["dropped"]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import KnownValues, TensorSpec
+from schedc_runtime.partition.example import CONTEXT
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
 from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, dim_of_batch, inside
@@ -367,9 +368,10 @@ def _agreed(
     first_name, first = present[0]
     for name, signature in present[1:]:
         if signature != first:
+            shape = "one shape, by `width=` of `context_rows`" if CONTEXT in str(first) else "one shape"
             raise BatchRefused(
                 f"{first_name} and {name} were given a different {apart(what, first, signature)}",
-                "give the same batch to every rank of a pipeline, and its replicas batches of one shape",
+                f"give the same batch to every rank of a pipeline, and its replicas batches of {shape}",
             )
     return first
 

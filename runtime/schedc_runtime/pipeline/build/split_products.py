@@ -50,7 +50,7 @@ def split_products(assembly: Assembly) -> None:
     experts = any(True for _ in moe_layers(settings.model))
     assembly.mesh.refuse_beside_splits({
         "experts, which `parallel` splits without `of attention`": (
-            experts and plan.parallel is not None and not plan.parallel.of
+            experts and plan.parallel is not None and plan.parallel.tp > 1 and not plan.parallel.of
         ),
         **{f"`{line}` in the plan": bool(getattr(plan, name)) for name, line in _ALONE.items()},
         f"exchange {settings.providers['exchange']}": settings.providers["exchange"] not in ("", TORCH),
