@@ -70,11 +70,21 @@ LONGEST = {
 The two cores did other work, too: only the order counts."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each worker load other rooms first, so that files that are new are compiled by one of them, not by each."""
+    given, folder = getattr(config, "workerinput", None), Path(__file__).parent
+    if given is None or [Path(each).resolve() for each in config.args] != [folder]:
+        return
+    rooms = sorted({path for path in folder.glob("*/*") if path.match("test_*.py") or any(path.rglob("test_*.py"))})
+    first = int(given["workerid"].removeprefix("gw")) * len(rooms) // int(given["workercount"])
+    config.args = [str(path) for path in (*rooms[first:], *rooms[:first])]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no worker is left with one of them at the end.
 
     Tests that run in sweeps alone are left out. Files of `LONGEST` come by their seconds, then others by their number
-    of tests that are slow or start ranks.
+    of tests that are slow or start ranks, and then by their paths.
     Raises `pytest.UsageError` where `LONGEST` names a file that is not there: a moved file keeps its row.
     """
     folder = Path(__file__).parent
@@ -83,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {folder / name: each for name, each in LONGEST.items()}
     slow = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
     leave_out(config, items)
-    items.sort(key=lambda item: (-seconds.get(item.path, 0), -slow[item.path]))
+    items.sort(key=lambda item: (-seconds.get(item.path, 0), -slow[item.path], item.path))
 
 
 @pytest.hookimpl(wrapper=True)
