@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import schedc
 import schedc_runtime
-from schedc.ir.plan import BlockSizes
+from schedc.ir.plan import BlockSizes, Host, Offload
 from schedc.plan import ExpertSizes, Plan
 from schedc.plan.writer import write_plan
 from schedc_runtime import Pipeline
-from schedc_runtime.errors import PlanMismatch
+from schedc_runtime.errors import PlanMismatch, RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -120,3 +120,9 @@ def test_what_a_plan_does_not_say_is_in_the_report() -> None:
         "plan: the dtype is not said, and counted as bf16; the model has fp32",
     ]
     assert "plan:" not in pipeline(FITTING).report()
+
+
+def test_an_offload_whose_moves_the_program_has_not_is_refused() -> None:
+    with pytest.raises(RuntimeFault, match="compiled without it") as fault:
+        pipeline(replace(FITTING, host=Host(2e11, 5e10, 5e10), offload=(Offload("all"),)))
+    assert "compile that" in fault.value.help

@@ -92,7 +92,10 @@ def test_a_plan_without_tensor_ranks_shares_sequences_and_experts() -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_compiled_units_offload_and_the_meta_device_work_beside_context_ranks() -> None:
-    for cases in pool(4).run(f"{CASES}:beside", timeout=240, name="llama"):
+    everyone = pool(4).run(f"{CASES}:beside", timeout=240, name="llama")
+    moving = {case["way"] for cases in everyone for case in cases if case["moves"]}
+    assert moving == {"offload"}
+    for cases in everyone:
         assert [case["way"] for case in cases] == ["compile=", "offload", "meta device"]
         assert all(case["error"] <= 1e-14 and case["equal"] for case in cases), cases
 

@@ -165,10 +165,15 @@ def recomputed_ahead(program: Program) -> set[int]:
 def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:
     """Checks the values of a plan that was made in Python, as the lines of a plan are checked.
 
-    Raises `DiagnosticError`.
+    Raises `DiagnosticError`, and `RuntimeFault` for an ``offload`` whose moves the program has not.
     """
     if findings := verify_plan(plan, program.placement, mesh.experts):
         raise DiagnosticError(findings)
+    if plan.offload and plan.offload != program.plan.offload:
+        raise RuntimeFault(
+            "`offload` in plan=, and the program was compiled without it: its moves to the host are instructions",
+            "write the lines `host` and `offload` into the plan of the schedule's text, and compile that",
+        )
 
 
 def _carry(plan: Plan, named: str) -> Callable[..., Any] | None:
