@@ -165,15 +165,10 @@ def recomputed_ahead(program: Program) -> set[int]:
 def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:
     """Checks the values of a plan that was made in Python, as the lines of a plan are checked.
 
-    Raises `DiagnosticError`, and `RuntimeFault` for an ``offload`` whose moves the program has not.
+    Raises `DiagnosticError`.
     """
     if findings := verify_plan(plan, program.placement, mesh.experts):
         raise DiagnosticError(findings)
-    if plan.offload and plan.offload != program.plan.offload:
-        raise RuntimeFault(
-            "`offload` in plan=, and the program was compiled without it: its moves to the host are instructions",
-            "write the lines `host` and `offload` into the plan of the schedule's text, and compile that",
-        )
 
 
 def _carry(plan: Plan, named: str) -> Callable[..., Any] | None:
@@ -237,9 +232,15 @@ def offload_stages(
 ) -> Lanes | None:
     """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
 
-    held: the stages of the rank, by index. plan: the program's. The bytes of its host limit the rank's buffers; host
-    memory without a unit limits nothing here. name: what errors call the rank.
+    held: the stages of the rank, by index. plan: of the pipeline. The bytes of its host limit the rank's buffers; host
+    memory without a unit limits nothing here. name: what errors call the rank. Raises `RuntimeFault` for an ``offload``
+    whose moves the program has not.
     """
+    if plan.offload and plan.offload != program.plan.offload:
+        raise RuntimeFault(
+            "`offload` in plan=, and the program was compiled without it: its moves to the host are instructions",
+            "write the lines `host` and `offload` into the plan of the schedule's text, and compile that",
+        )
     moving, host = moving_microbatches(program, rank), plan.host
     if not moving:
         return None
