@@ -47,7 +47,11 @@ __all__ = [
 
 _START_TIMEOUT = 120.0
 
+TESTS = "SCHEDC_POOL_OF"
+"""The variable with the process id of what runs the tests."""
+
 PRELOADED = [
+    "schedc_runtime.pool_server",
     "schedc_runtime.pipeline.pipeline",
     "schedc_runtime.trainers.checkpoints",
     "schedc_runtime.parity.reference",
@@ -82,7 +86,7 @@ class RankPool:
     """``world_size`` worker processes joined by gloo. After a case that kills or hangs a worker they start anew.
 
     Between cases the workers are stopped: each group of a worker has a thread of gloo that wakes 100 times a second.
-    They are killed when the process ends.
+    They end with the process in any case. The kernel kills the server that forked them, and then the workers.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -145,6 +149,7 @@ class RankPool:
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        os.environ[TESTS] = str(os.getpid())
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()

@@ -35,7 +35,7 @@ LEVELS = {
         ("device", "saved", "providers", "triton_kernels"),
         ("kernels", "capture"),
         ("testing", "transport"),
-        ("random_numbers",),
+        ("random_numbers", "pool_server"),
         ("ranks", "partition", "checkpoint", "offload"),
         ("recompute", "materialize", "row_flow", "data"),
         ("segments",),

@@ -129,7 +129,7 @@ def context_rows(
 def _filled(dealt: list[list[Places]], width: int | None, multiple: int) -> Tensor:
     """[ranks, rows, own] places, filled up with `_NOBODY` to a multiple of ``multiple``; as of `context_rows`."""
     longest = max(len(places) for of_rank in dealt for places in of_rank)
-    own = -(-(width or longest) // multiple) * multiple
+    own = -(-(longest if width is None else width) // multiple) * multiple
     if longest > own:
         raise RuntimeFault(
             f"a context rank has {longest} tokens of a row, and width={width} gives it {own}",

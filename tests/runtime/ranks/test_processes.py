@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,6 +62,28 @@ def test_ranks_of_a_pool_are_stopped_between_cases() -> None:
     for _ in range(2):
         assert ranks.run("runtime.ranks.test_processes:own_rank") == [0, 1]
         assert [settled(process_of(worker.pid or 0), stopped) for worker in ranks._workers] == [stopped] * 2
+
+
+_HOLDS_A_POOL = """
+import time
+from schedc_runtime.testing import pool
+if __name__ == "__main__":
+    pool(1).run("operator:add")
+    print(pool(1)._workers[0].pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_stopped_ranks_end_with_tests_that_are_killed(tmp_path: Path) -> None:
+    (tmp_path / "tests.py").write_text(_HOLDS_A_POOL, encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(tmp_path / "tests.py")], stdout=subprocess.PIPE, text=True) as tests:
+        assert tests.stdout is not None
+        rank = process_of(int(tests.stdout.readline()))
+        tests.kill()
+    gone = Condition(True, False, "its process has ended")
+    assert settled(rank, gone) == gone
 
 
 def test_a_later_process_of_the_same_id_is_another() -> None:
