@@ -255,7 +255,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
                 shift = int(pipe.replica == 0)
                 pipe.step({**rows.inputs, CONTEXT: rows.inputs[CONTEXT] + shift}, rows.targets)
             if step == "wide":  # rank 0 of each group has another width
-                width = 6 + 2 * int(pipe.replica == 0)
+                width = WIDTH + 2 * int(pipe.replica == 0)
                 pipe.step(*own_rows(mesh, pipe.replica, 4, width=width))
         except (RuntimeFault, InstructionError) as fault:
             return str(fault)
