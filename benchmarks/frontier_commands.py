@@ -35,17 +35,17 @@ class SearchRow(NamedTuple):
 
 
 _SPLIT = "hanayo -D P=8 -D M=24 -D w=2 --split --memory"
-_WAVE = "zb_wave -D P=8 -D M=32 -D w=2 --memory 32"
+_WAVE = "zb_wave -D P=8 -D M=32 -D w=2 --memory 8"
 _WORK = 384  # of a rank of this wave, in chunks
 ROWS = (
     SearchRow("vhalf -D P=8 -D M=16", 113, 113, True),
     SearchRow("vhalf -D P=5 -D M=10", 71, 71, True),
-    SearchRow("vmin -D P=8 -D M=16 --memory 8", 121, 119),
-    SearchRow("hanayo -D P=4 -D M=12 -D w=2 --split --memory 12", 151, 151, True),
-    SearchRow(f"{_SPLIT} 20", 316, 307),
-    SearchRow(f"{_SPLIT} 24", 303, 303, True),
-    SearchRow(f"{_SPLIT} 28", 299, 299, True),
-    SearchRow(f"{_SPLIT} 16", 336, 319),
+    SearchRow("vmin -D P=8 -D M=16 --memory 4", 121, 119),
+    SearchRow("hanayo -D P=4 -D M=12 -D w=2 --split --memory 3", 151, 151, True),
+    SearchRow(f"{_SPLIT} 5", 316, 307),
+    SearchRow(f"{_SPLIT} 6", 303, 303, True),
+    SearchRow(f"{_SPLIT} 7", 299, 299, True),
+    SearchRow(f"{_SPLIT} 4", 336, 319),
     SearchRow(f"{_WAVE} --cost p2p=0.1", _WORK + 4 * 4.33),
     SearchRow(f"{_WAVE} --cost I=1.2 --cost W=0.8", _WORK + 4 * 3.25),
     SearchRow(f"{_WAVE} --cost I=1.2 --cost W=0.8 --cost p2p=0.1", _WORK + 4 * 5.03),

@@ -62,7 +62,7 @@ def measured_pairs(seconds: float, cases: int, first: int) -> dict[str, Any]:
 
 
 def _row(v: int, microbatches: int, seconds: float) -> dict[str, Any]:
-    arguments = f"zb_wave -D P={RANKS} -D M={microbatches} -D w={v // 2} --memory {9 * v} --pairs make {COSTS}"
+    arguments = f"zb_wave -D P={RANKS} -D M={microbatches} -D w={v // 2} --memory 9 --pairs make {COSTS}"
     facts, checked = searched_order(arguments, seconds, 0)
     waste, floor = (facts[key] / v - 3 * microbatches for key in ("makespan", "lower_bound"))
     formula = RANKS + 1.5 * (RANKS - 1) / v

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from schedc.cli.common import EPILOG, json_argument, need
+from schedc.cli.spellings import renamed
 
 
 @click.command(epilog=EPILOG)
 @click.argument("rows", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--only", metavar="SCHEDULE", help="Fit only rows of this schedule, as the file names it.")
+@renamed("--called", "--only", metavar="NAME", help="Fit only rows with this name in the column `called`.")
 @click.option(
     "--cv",
     "cross_validate",
@@ -26,7 +27,7 @@ from schedc.cli.common import EPILOG, json_argument, need
     help="File of the fit; by default ROWS with the ending .fit.toml, beside it.",
 )
 @json_argument
-def fit_command(rows: Path, only: str | None, cross_validate: bool, output: Path | None, as_json: bool) -> None:
+def fit_command(rows: Path, called: str | None, cross_validate: bool, output: Path | None, as_json: bool) -> None:
     """Fit the constants of the cost model to measured steps.
 
     ROWS is a CSV file with one training run per row: sizes of the model, groups of devices, schedule, and seconds per
@@ -39,8 +40,8 @@ def fit_command(rows: Path, only: str | None, cross_validate: bool, output: Path
     from schedc.report.fit import fit_to_json, fit_to_text
 
     measured = load_rows(rows)
-    if only:
-        measured = measured.only(only)
+    if called:
+        measured = measured.only(called)
     need("the fit needs scipy", "plan", "scipy")
     result = fit_rows(measured, rows.stem, cross_validate)
     path = output or rows.with_suffix(".fit.toml")

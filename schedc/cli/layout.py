@@ -15,6 +15,7 @@ import click
 from schedc.cli.common import EPILOG, asked, json_argument, sizes_argument
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.plan_request import above_zero
+from schedc.cli.spellings import renamed
 
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
@@ -57,7 +58,7 @@ class LayoutRequest:
     cost_options: tuple[str, ...]
     cost_file: Path | None
     objective: str
-    memory: float | None
+    limit: float | None
     against: Given
     as_json: bool
 
@@ -135,7 +136,8 @@ class LayoutRequest:
     help="With --auto or --at auto. rank: the least load of the largest rank, then of the largest stage. makespan: the"
     " shortest step among the layouts that trade these two loads against each other.",
 )
-@click.option(
+@renamed(
+    "--limit",
     "--memory",
     metavar="NUMBER",
     callback=above_zero("the most that a rank may hold in the unit of the costs", zero=True),
@@ -210,7 +212,7 @@ def _attached(order: Schedule, layout: Layout) -> dict[str, Any] | None:
 def _check_usage(request: LayoutRequest) -> None:
     """Raises `click.UsageError` for options that exclude or need each other."""
     layout, layers, pad, at, balanced = request.layout, request.layers, request.pad, request.at, request.balanced
-    schedule, stages, memory = request.schedule, request.stages, request.memory
+    schedule, stages = request.schedule, request.stages
     spread = (request.losses, request.embed) != ("one", "mtp")
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
@@ -228,7 +230,10 @@ def _check_usage(request: LayoutRequest) -> None:
         (layout is None and schedule is None and stages is None, "--layers needs --schedule or --stages"),
         (schedule is not None and stages is not None, "--stages follows from --schedule"),
         (bool(request.sizes) and schedule is None, "-D needs --schedule"),
-        (memory is not None and not (balanced and schedule), "--memory needs --auto or --at auto, and --schedule"),
+        (
+            request.limit is not None and not (balanced and schedule),
+            "--limit needs --auto or --at auto, and --schedule",
+        ),
         (
             request.objective == "makespan" and not (balanced and schedule),
             "--objective makespan needs --auto or --at auto, and --schedule",
@@ -272,7 +277,7 @@ def _balanced(
     from schedc.plan.layout.compare import peak_in_flight, shortest
 
     in_flight = peak_in_flight(order).tolist() if order else None
-    layouts = frontier(model, placement, costs, pad=request.pad, memory=request.memory, in_flight=in_flight)
+    layouts = frontier(model, placement, costs, pad=request.pad, memory=request.limit, in_flight=in_flight)
     others = list(islice(layouts, _SHOWN if order else 1))
     return (shortest(others, order, costs) if request.objective == "makespan" and order else others[0]), others
 

@@ -12,6 +12,7 @@ import click
 from schedc.cli.common import EPILOG, FINDINGS, asked, sizes_argument, write
 from schedc.cli.completion import complete_schedule
 from schedc.cli.cost_words import cost_words
+from schedc.cli.spellings import renamed
 
 if TYPE_CHECKING:
     from schedc.report.locked import Locked
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("schedules", nargs=-1, metavar="[SCHEDULE]...", shell_complete=complete_schedule)
 @sizes_argument
 @cost_words
-@click.option("--check", "compared", is_flag=True, help="Write nothing: say which figures changed, and exit with 1.")
+@renamed("--diff", "--check", is_flag=True, help="Write nothing; show the changes, and exit with 1 if there are any.")
 @click.option(
     "--file",
     "path",
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     help="The file with the figures.",
 )
 def lock_command(
-    schedules: tuple[str, ...], sizes: dict[str, int], cost_options: tuple[str, ...], compared: bool, path: Path
+    schedules: tuple[str, ...], sizes: dict[str, int], cost_options: tuple[str, ...], diff: bool, path: Path
 ) -> None:
     """Keep figures of schedules, to see what changes them.
 
@@ -39,7 +40,7 @@ def lock_command(
     and costs. A folder is all its .sched files. A SCHEDULE that is in the file at other sizes or costs stays there.
     Without SCHEDULE all figures of the file are made anew.
 
-    `--check` makes them anew, too, and compares. Paths are as seen from the current folder.
+    `--diff` makes them anew, too, and compares. Paths are as seen from the current folder.
     """
     from schedc.cli.many import files_of
     from schedc.report.locked import LockedCase, locked_figures, moved_figures, to_toml
@@ -47,10 +48,10 @@ def lock_command(
 
     if not schedules and (sizes or cost_options):
         raise click.UsageError("-D and --cost need a SCHEDULE")
-    if compared and schedules:
-        raise click.UsageError("--check compares everything in the file: give no schedule")
+    if diff and schedules:
+        raise click.UsageError("--diff compares everything in the file: give no schedule")
     kept = _read(path) if path.exists() or not schedules else []
-    if compared:
+    if diff:
         lines = [line for case, told in kept for line in moved_figures(case, told, locked_figures(case)[1])]
         click.echo("\n".join(lines) or f"{len(kept)} as in {path}")
         sys.exit(FINDINGS if lines else 0)

@@ -8,6 +8,7 @@ import click
 
 from schedc.cli.common import EPILOG, need_runtime
 from schedc.cli.processes import run_to_end
+from schedc.cli.spellings import renamed
 
 
 @click.command(epilog=EPILOG)
@@ -18,8 +19,8 @@ from schedc.cli.processes import run_to_end
     show_default=True,
     help="Type of the rows for which each is asked.",
 )
-@click.option("--width", type=click.IntRange(1), default=1024, show_default=True, help="Columns of these rows.")
-def providers_command(dtype: str, width: int) -> None:
+@renamed("--columns", "--width", type=click.IntRange(1), default=1024, show_default=True, help="Columns of these rows.")
+def providers_command(dtype: str, columns: int) -> None:
     """List who can do each part of a step on this machine.
 
     Needs schedc[runtime].
@@ -28,5 +29,5 @@ def providers_command(dtype: str, width: int) -> None:
     Pipeline(providers={KIND: NAME}) names one. Packages add theirs by entry points, which this command loads.
     """
     need_runtime("asking providers")
-    command = [sys.executable, "-m", "schedc_runtime.commands.providers", "--dtype", dtype, "--width", str(width)]
+    command = [sys.executable, "-m", "schedc_runtime.commands.providers", "--dtype", dtype, "--width", str(columns)]
     sys.exit(run_to_end(command))

@@ -13,11 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def renamed(
-    new: str, old: str, *names: str, values: Mapping[str, str] | None = None, **settings: Any
+    new: str,
+    old: str,
+    *names: str,
+    values: Mapping[str, str] | None = None,
+    callback: Callable[[click.Context, click.Parameter, Any], Any] = lambda _ctx, _parameter, value: value,
+    **settings: Any,
 ) -> Callable[[F], F]:
     """The option ``new`` with click's settings, and the hidden option ``old``, which means the same.
 
-    names: further names of the option for click. values: by an old value, the new one.
+    names: further names of the option for click. values: by an old value, the new one. callback: click's, for both.
     """
     place = f"schedc.old{old}"
 
@@ -28,8 +33,8 @@ def renamed(
             write_note(f"note: `{old}{'' if value is True else f' {value}'}` is now `{new}{said}`")
             ctx.meta[place] = meant
 
-    def give(ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        return ctx.meta.get(place, value)
+    def give(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        return callback(ctx, parameter, ctx.meta.get(place, value))
 
     kind = {"type": click.Choice([*values])} if values else {}
 

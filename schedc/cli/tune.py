@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
 
 _SECONDS = 30.0
+_CHUNKS = "chunks"
+"""What stands behind numbers of --memory in its former unit, for one release."""
 
 
 @click.command(epilog=EPILOG)
@@ -34,10 +36,10 @@ _SECONDS = 30.0
 @cost_arguments
 @click.option(
     "--memory",
-    metavar="CHUNKS",
+    metavar="MICROBATCHES",
     default="seed",
     show_default=True,
-    help="The most that a rank may hold, in chunks (in the unit of the cost `activation`, if that is set): a number, "
+    help="Microbatches that a rank can hold (memory in the unit of the cost `activation`, if that is set): a number, "
     "or P numbers with commas. `seed`: what each rank holds now. `none`: no cap.",
 )
 @click.option(
@@ -171,20 +173,30 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     """[P] The cap of each rank, in the unit of the cost `activation`, as --memory gives it; None for no cap."""
     import numpy as np
 
+    from schedc.search.problem import cap_unit
     from schedc.step.memory import measure_memory
 
     if memory == "none":
         return None
     if memory == "seed":
         return measure_memory(seed, costs).peak_memory
+    unit = cap_unit(seed, costs)
+    text = memory.removesuffix(_CHUNKS) if unit.name else memory
     try:
-        values = np.array([float(part) for part in memory.split(",")])
+        values = np.array([float(part) for part in text.split(",")])
     except ValueError:
         values = np.array([np.nan])
     if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise click.BadParameter(f"{memory!r} is no number of chunks, numbers with commas, `seed` or `none`",
+        raise click.BadParameter(f"{memory!r} is no number {unit}, numbers with commas, `seed` or `none`",
                                  param_hint="--memory")  # fmt: skip
     if values.size not in (1, seed.ranks):
         message = f"{values.size} numbers for {seed.ranks} ranks: give one for all, or {seed.ranks}"
         raise click.BadParameter(message, param_hint="--memory")
-    return np.broadcast_to(values, (seed.ranks,))
+    if text != memory:
+        now = ",".join(f"{value / unit.size:g}" for value in values)
+        write_note(f"note: `--memory {memory}` is now `--memory {now}`: microbatches of a rank")
+        return np.broadcast_to(values, (seed.ranks,))
+    if unit.size != 1:
+        write_note(f"note: --memory is now in microbatches of a rank, of {unit.size:g} chunks each here; "
+                   f"`{memory}{_CHUNKS}` is what `{memory}` was")  # fmt: skip
+    return np.broadcast_to(values * unit.size, (seed.ranks,))

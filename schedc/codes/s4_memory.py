@@ -39,7 +39,7 @@ S4: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S406",
         "layers that do not fit into the memory of a rank",
-        "No layout keeps every rank within the memory that was given to `schedc layout --memory`, or the layers of a "
+        "No layout keeps every rank within the memory that was given to `schedc layout --limit`, or the layers of a "
         "plan do not fit into its `memory`. The memory of a rank is the sum of the parameters of its parts, the slots "
         "of hot experts, and the activations at its peak, including those that wait for their weight gradients. If "
         "recomputation is `adaptive`, these are the activations under the worst routing. The message names the least "

@@ -50,6 +50,6 @@ def searched_cells(ranks: int, microbatches: int, costs: Costs, seconds: float) 
             yield SearchedCell(v, cap, None, 0.0, False)
             continue
         point = point_of(seed._replace(schedule=tuned.best.schedule), own)
-        command = point.command.replace("schedc check", "schedc tune") + f" --memory {room:g}"
+        command = point.command.replace("schedc check", "schedc tune") + f" --memory {room / v:g}"
         work = float(tuned.best.timeline.busy.max())
         yield SearchedCell(v, cap, point._replace(command=command), (tuned.bound - work) / v, tuned.proven)

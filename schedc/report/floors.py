@@ -58,7 +58,7 @@ def _why(problem: SearchProblem, floor: RankFloor) -> Iterator[str]:
     def lost(ticks: int, lone: str, cost: int) -> str:
         return f"{time(ticks)} lost, as each {lone} in no pair costs {time(cost)}" if cost else f"{time(ticks)} idle"
 
-    cap = "" if floor.capacity is None else f", as its memory of {problem.memory.cost(floor.capacity):.10g} allows"
+    cap = "" if floor.capacity is None else f", as its memory of {_capacity(problem, floor)} allows"
     both = floor.apart
     if (both or floor.before + floor.ends >= floor.starts + floor.behind) and floor.before > floor.starts:
         until = f"before its first backward, at {time(floor.backward)} or later"
@@ -72,6 +72,10 @@ def _why(problem: SearchProblem, floor: RankFloor) -> Iterator[str]:
         yield f"{rest}, of which it works for {time(floor.left)} at most{cap}: {lost(floor.behind, 'backward', cost)}"
     elif floor.ends:
         yield f"{time(floor.ends)} follow its last op at least"
+
+
+def _capacity(problem: SearchProblem, floor: RankFloor) -> str:
+    return problem.cap_unit.amount(problem.memory.cost(floor.capacity or 0))
 
 
 def to_text(floor: dict[str, Any]) -> Iterator[str]:

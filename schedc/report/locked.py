@@ -76,7 +76,7 @@ def _shown(value: Any) -> str:
 
 def to_toml(rows: Iterable[Locked]) -> str:
     """The text of the file: a table for each case."""
-    parts = ["# Written by `schedc lock`, and compared by `schedc lock --check`."]
+    parts = ["# Written by `schedc lock`, and compared by `schedc lock --diff`."]
     for case, told in rows:
         values = {"schedule": case.schedule, "costs": case.costs, **told}
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

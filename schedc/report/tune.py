@@ -8,7 +8,7 @@ from typing import Any
 from schedc.inputs import without_places
 from schedc.ir.schedule import Schedule
 from schedc.report import floors
-from schedc.search.problem import ALL_SPLIT, MEMORY_UNIT
+from schedc.search.problem import ALL_SPLIT
 from schedc.search.tune import JudgedSchedule, TuningResult
 from schedc.units import equations
 
@@ -45,6 +45,7 @@ def to_json(tuned: TuningResult) -> dict[str, Any]:
         "proven": tuned.proven,
         "limits": list(tuned.problem.limits),
         "memory": None if tuned.caps is None else tuned.caps.tolist(),
+        "memory_unit": tuned.problem.cap_unit.size,
         "rounding": 0.0 if time.exact else time.cost(1),
         "search": None if tuned.search is None else {"status": tuned.search.status, "seconds": tuned.search.seconds},
         "untried": list(tuned.untried),
@@ -79,10 +80,11 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
         lines.append(floors.line_of_tune(facts["floor"]))
     if facts["rounding"]:
         lines.append(f"for the search, times are rounded down to multiples of {facts['rounding']:.2g}")
-    lines.append(f"rank  memory: cap  as it is  found  ({MEMORY_UNIT})")
-    caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap:g}" for cap in tuned.caps]
+    unit = tuned.problem.cap_unit
+    lines.append(f"rank  memory: cap  as it is  found  ({unit})")
+    caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap / unit.size:g}" for cap in tuned.caps]
     for rank, cap in enumerate(caps):
-        lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank]:>8g}  {best.peak[rank]:>5g}")
+        lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank] / unit.size:>8g}  {best.peak[rank] / unit.size:>5g}")
     lines += [f"not tried: {text}" for text in tuned.untried]
     if tuned.search is not None and not tuned.untried:
         lines.append(f"searched {tuned.search.seconds:.1f} s: {tuned.search.status}")
@@ -113,10 +115,11 @@ def _verdict(tuned: TuningResult) -> str:
 def documented(tuned: TuningResult) -> Schedule:
     """The best order under the name of its seed; its documentation says the value, the bound and the cap."""
     seed = tuned.seed.schedule
-    cap = "no cap" if tuned.caps is None else "at most " + ", ".join(f"{c:g}" for c in tuned.caps)
+    unit = tuned.problem.cap_unit
+    cap = "no cap" if tuned.caps is None else "at most " + ", ".join(f"{c / unit.size:g}" for c in tuned.caps)
     summary = (
         f"Order of {seed.name} by schedc tune: {tuned.objective} {tuned.best.value:g}, lower bound "
-        f"{tuned.bound:g}, memory {cap}."
+        f"{tuned.bound:g}, memory {cap}{'' if tuned.caps is None else f' ({unit})'}."
     )
     doc = "\n".join([summary, seed.doc] if seed.doc else [summary])
     return replace(without_places(tuned.best.schedule), doc=doc)

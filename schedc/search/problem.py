@@ -14,6 +14,7 @@ restriction (`SearchProblem.limits`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,10 +37,29 @@ PAIRS_KEPT = "the pairs of the seed are kept, with their partners"
 NO_PAIRS = "no pairs"
 SEQUENCE = "microbatches in the sequence that the seed has on each stage"
 SPLIT_AS_SEED = "the backwards that the seed splits stay split, and only they"
-MEMORY_UNIT = "in chunks, or in the unit of the cost `activation`"
-"""What the numbers of a cap are."""
-
 ALL_SPLIT = "every backward split"
+
+
+class CapUnit(NamedTuple):
+    """The unit of caps and peaks for people. size: in the unit of the cost `activation`. name: empty for that unit."""
+
+    size: float = 1.0
+    name: str = ""
+
+    def amount(self, value: float) -> str:
+        """A memory in the unit of the cost `activation`, for people: ``4 microbatches``."""
+        name = self.name.removesuffix("es") if value == self.size else self.name
+        return f"{value / self.size:.10g} {name}".rstrip()
+
+    def __str__(self) -> str:
+        return f"in {self.name} of a rank" if self.name else "in the unit of the cost `activation`"
+
+
+def cap_unit(schedule: Schedule, costs: Costs) -> CapUnit:
+    """Microbatches of a rank, which hold 1 in each chunk; the unit of the cost `activation` where that is not 1."""
+    if costs.activation != Costs().activation:
+        return CapUnit()
+    return CapUnit(schedule.stages // schedule.ranks * schedule.segments, "microbatches")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +86,7 @@ class SearchProblem:
     duration: [cells] ticks.
     before, after, lag: [arcs] cell ``after`` starts at least ``lag`` ticks after the end of cell ``before``.
     memory: grid of memory. holds: memory that cells hold. capacity: [P] ticks of the memory grid; None without a cap.
+    cap_unit: what memory is shown in.
     gain: [P] ticks by which a pair on the rank is at most shorter than both of its ops; 0 where pairs are not made.
     limits: restrictions of the search beyond legality and the cap, in words.
     """
@@ -83,6 +104,7 @@ class SearchProblem:
     capacity: Int64 | None
     gain: Int64
     limits: tuple[str, ...]
+    cap_unit: CapUnit
 
     @property
     def schedule(self) -> Schedule:
@@ -161,6 +183,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
         capacity,
         time.up(gain),
         limits,
+        cap_unit(seed, costs),
     )
 
 

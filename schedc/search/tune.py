@@ -19,7 +19,7 @@ from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.known import known_starts
-from schedc.search.problem import MEMORY_UNIT, Freedom, SearchProblem, problem_of
+from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.rank_windows import RankWindows
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
@@ -150,13 +150,13 @@ def tune(
     candidates += _without_search(windows, judge, simple)
     least = judge(with_cell_order(problem, simple)).peak
     if not candidates and problem.independent:
-        raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
+        raise _nothing_fits(seed, problem, caps, _needs(problem, least, "the least"))
     ticks, floor = bound_without_search(windows, objective)
     own_bound = _cost(problem, objective, ticks)
     told = partial(_tell, problem, own_bound, progress)
     best, search = _search(windows, judge, candidates, known, ticks, effort, told)
     if best is None:
-        raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
+        raise _nothing_fits(seed, problem, caps, _needs(problem, least, "enough for one order"), search)
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
     bound = min(own_bound if search is None else _cost(problem, objective, search.bound), result.value)
     # joined backwards may be shorter than the split ones of the problem, which the floor speaks of
@@ -381,8 +381,8 @@ def _cost(problem: SearchProblem, objective: str, ticks: int) -> float:
     return max(0.0, problem.cost(ticks, slack=int(objective == "span" and not problem.time.exact)))
 
 
-def _needs(peak: Floats, what: str) -> str:
-    return f"{what}: {', '.join(f'{value:g}' for value in peak)} on ranks 0 to {peak.size - 1}"
+def _needs(problem: SearchProblem, peak: Floats, what: str) -> str:
+    return f"{what}: {', '.join(f'{each:g}' for each in peak / problem.cap_unit.size)} on ranks 0 to {peak.size - 1}"
 
 
 def _nothing_fits(
@@ -391,10 +391,10 @@ def _nothing_fits(
     """The finding S407: no order within the cap. needs: the memory that would suffice, as far as it is known."""
     if caps is None:
         raise CompilerBug("search", "no order without a cap")
-    shown = f"{caps[0]:g}" if (caps == caps[0]).all() else ", ".join(f"{cap:g}" for cap in caps)
+    shown = ", ".join(f"{cap:g}" for cap in (caps[:1] if (caps == caps[0]).all() else caps) / problem.cap_unit.size)
     status = "infeasible" if result is None else result.status
     said = {"infeasible": "exists", "missing": "was found without the solver"}.get(status, "was found in this time")
-    message = f"no order within a memory of {shown} ({MEMORY_UNIT}) {said}"
+    message = f"no order within a memory of {shown} ({problem.cap_unit}) {said}"
     notes = tuple(f"only orders with this in common were searched: {text}" for text in problem.limits)
     help = "; ".join(["raise --memory", *filter(None, [needs, NO_SOLVER if status == "missing" else ""])])
     return DiagnosticError([Diagnostic("S407", message, notes=notes, help=help, source=seed.source)])

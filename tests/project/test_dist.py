@@ -183,7 +183,7 @@ COMMANDS = [
     (["run", "zbh1"], 2, "pip install 'schedc[runtime]'"),
     (["calibrate", "zbh1"], 2, "pip install 'schedc[runtime]'"),
     (["partition", "a:b"], 2, "pip install 'schedc[runtime]'"),
-    (["tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "8", "--effort", "1"], 0, "pip install 'schedc[tune]'"),
+    (["tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "4", "--effort", "1"], 0, "pip install 'schedc[tune]'"),
     (["lsp"], 2, "pip install 'schedc[lsp]'"),
 ]
 

@@ -203,9 +203,9 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
         (("check", "examples/costs/hops.toml"), "give it to --cost-file"),
         (("check", "1f1b", "--cost-file", "README.md"), "costs are TOML"),
         (("compare", "1f1b", "--memory", "80GB"), "write how many microbatches a rank can hold"),
-        (("tune", "1f1b", "--memory", "80GB"), "is no number of chunks"),
+        (("tune", "1f1b", "--memory", "80GB"), "is no number in microbatches of a rank"),
         (("tune", "1f1b", "--memory", "2,3"), "give one for all, or 4"),
-        (("layout", "--layers", "30", "--memory", "80GB"), "in the unit of the costs"),
+        (("layout", "--layers", "30", "--limit", "80GB"), "in the unit of the costs"),
     ],
 )
 def test_names_get_a_suggestion(arguments: tuple[str, ...], help_text: str) -> None:

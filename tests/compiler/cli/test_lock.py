@@ -1,4 +1,4 @@
-"""`schedc lock` keeps figures, and `--check` names each that a change of a schedule or of the file has moved."""
+"""`schedc lock` keeps figures, and `--diff` names each that a change of a schedule or of the file has moved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 
 def test_what_did_not_change_passes(room: Path) -> None:
-    result = schedc("lock", "--check")
+    result = schedc("lock", "--diff")
     assert (result.exit_code, result.stdout) == (0, "2 as in schedc.lock\n")
     before = Path("schedc.lock").read_bytes()
     assert schedc("lock").exit_code == 0
@@ -36,13 +36,13 @@ def test_what_did_not_change_passes(room: Path) -> None:
 
 def test_a_changed_schedule_is_named_with_what_it_changes(room: Path) -> None:
     replaced(room / "own.sched", "let w = min(P-1-r, M)", "let w = min(P-1-r, M) + (r < P-1)")
-    result = schedc("lock", "--check")
+    result = schedc("lock", "--diff")
     assert result.exit_code == 1
     assert {line.split(":")[0] for line in result.stdout.splitlines()} == {"own.sched at P = 4, M = 8"}
     assert "peak_activations was 4, 3, 2, 1, is 5, 4, 3, 1" in result.stdout
     assert "order was " in result.stdout
     assert schedc("lock").exit_code == 0
-    assert schedc("lock", "--check").exit_code == 0
+    assert schedc("lock", "--diff").exit_code == 0
 
 
 def test_a_folder_is_its_files(room: Path) -> None:
@@ -50,18 +50,18 @@ def test_a_folder_is_its_files(room: Path) -> None:
     for name in ("gpipe", "zbh1"):
         shutil.copy(library_folder() / f"{name}.sched", room / "more")
     assert schedc("lock", "more", "1f1b").exit_code == 0
-    assert schedc("lock", "--check").stdout == "5 as in schedc.lock\n"
+    assert schedc("lock", "--diff").stdout == "5 as in schedc.lock\n"
     assert 'schedule = "more/zbh1.sched"' in (room / "schedc.lock").read_text(encoding="utf-8")
 
 
 def test_a_changed_figure_of_the_file_is_named(room: Path) -> None:
     replaced(room / "schedc.lock", "makespan = 33.0", "makespan = 32.0")
-    assert schedc("lock", "--check").stdout == "own.sched at P = 4, M = 8: makespan was 32, is 33\n"
+    assert schedc("lock", "--diff").stdout == "own.sched at P = 4, M = 8: makespan was 32, is 33\n"
 
 
 def test_a_schedule_that_is_no_longer_legal_is_a_finding(room: Path) -> None:
     replaced(room / "own.sched", "{ F  B }", "{ B  F }")
-    result = schedc("lock", "--check")
+    result = schedc("lock", "--diff")
     assert (result.exit_code, "error[S" in result.stderr) == (1, True)
 
 
@@ -69,9 +69,9 @@ def test_a_schedule_that_is_no_longer_legal_is_a_finding(room: Path) -> None:
     ("words", "said"),
     [
         (("-D", "P=4"), "need a SCHEDULE"),
-        (("--check", "zbv"), "give no schedule"),
-        (("--check", "--file", "gone.lock"), "there is no gone.lock"),
-        (("--check", "--file", "own.sched"), "own.sched: "),
+        (("--diff", "zbv"), "give no schedule"),
+        (("--diff", "--file", "gone.lock"), "there is no gone.lock"),
+        (("--diff", "--file", "own.sched"), "own.sched: "),
         (("zbv", "--cost", "zzz=1"), "zzz"),
     ],
 )
@@ -86,5 +86,5 @@ def test_wrong_usage(room: Path, words: tuple[str, ...], said: str) -> None:
 )
 def test_a_file_of_another_form_is_refused(room: Path, text: str) -> None:
     Path("schedc.lock").write_text(text, encoding="utf-8")
-    result = schedc("lock", "--check")
+    result = schedc("lock", "--diff")
     assert (result.exit_code, "schedc.lock: " in result.stderr) == (2, True)

@@ -13,30 +13,36 @@ from schedc.cli.defaults import ALLOWED
 from schedc.load.library import load
 from support.commands import schedc
 
-SHARED = {"--check", "--format", "--memory", "--objective", "--only", "--output", "-o", "--to"}
-"""Options with own values in several commands: a comparison, a form, a cap, an aim, a part, a place, a target."""
+SHARED = {"--format", "--objective", "--output", "-o", "--to"}
+"""Options with own values in several commands: a form, an aim, a place, a target."""
 
 
-def options(group: click.Group, context: click.Context) -> dict[str, set[tuple[bool, str]]]:
-    """By spelling, whether the option is a flag, and its type, for all commands."""
-    found: dict[str, set[tuple[bool, str]]] = defaultdict(set)
+def options(group: click.Group, context: click.Context) -> dict[str, set[tuple[bool, str, str]]]:
+    """By spelling, whether the option is a flag, its type, and what its value is in the help, for all commands."""
+    found: dict[str, set[tuple[bool, str, str]]] = defaultdict(set)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         for option in command.params:
             if isinstance(option, click.Option) and not option.hidden:
                 for spelling in option.opts:
-                    found[spelling].add((option.is_flag, option.type.name))
+                    found[spelling].add((option.is_flag, option.type.name, unit_of(option)))
         if isinstance(command, click.Group):
             for spelling, kinds in options(command, context).items():
                 found[spelling] |= kinds
     return found
 
 
+def unit_of(option: click.Option) -> str:
+    """The value as the help names it, such as MICROBATCHES."""
+    return "FILE" if isinstance(option.type, click.Path) else option.metavar or ""
+
+
 def test_an_option_of_several_commands_has_one_meaning() -> None:
     found = options(main, click.Context(main))
     assert {spelling for spelling, kinds in found.items() if len(kinds) > 1} <= SHARED
-    assert found["--time"] == {(False, "float range")}
+    assert found["--time"] == {(False, "float range", "")}
+    assert found["--memory"] == {(False, "text", "MICROBATCHES")}
 
 
 def test_old_spellings_mean_the_new_ones(tmp_path: Path) -> None:
@@ -47,6 +53,10 @@ def test_old_spellings_mean_the_new_ones(tmp_path: Path) -> None:
     assert "note: `--check` is now `--diff`" in old.stderr
     assert "note" not in new.stderr
     assert "--check" not in schedc("fmt", "--help").stdout
+    layout = ("layout", "--layers", "8", "--schedule", "1f1b", "--auto")
+    new, old = (schedc(*layout, option, "9") for option in ("--limit", "--memory"))
+    assert (new.exit_code, new.stdout) == (0, old.stdout)
+    assert "note: `--memory 9` is now `--limit 9`" in old.stderr
     silent = schedc("fmt", "--check", "-q", str(path))
     assert (silent.exit_code, "note" in silent.stderr) == (1, False)
 

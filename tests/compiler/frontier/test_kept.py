@@ -20,7 +20,7 @@ from support.paths import ROOT
 
 FILES = sorted(kept_folder().glob("*"))
 COMMAND = re.compile(
-    r"Found by schedc tune zb_wave -D P=(\d+) -D M=(\d+) -D w=(\d+) --memory (\d+) --time \d+ --workers 1"
+    r"Found by schedc tune zb_wave -D P=(\d+) -D M=(\d+) -D w=(\d+) --memory ([\d.]+) --time \d+ --workers 1"
 )
 
 
@@ -31,9 +31,10 @@ def test_each_kept_order_is_legal_in_its_memory_and_says_how_it_was_found(path: 
     assert cell.point is not None
     found = COMMAND.fullmatch(order.doc)
     assert found is not None
-    ranks, microbatches, w, chunks = map(int, found.groups())
-    assert path.name == f"p{ranks}_m{microbatches}_v{2 * w}_c{chunks}.order"
-    assert (order.ranks, order.microbatches, cell.per_rank, cell.memory) == (ranks, microbatches, 2 * w, chunks / 2 / w)
+    ranks, microbatches, w = map(int, found.groups()[:3])
+    memory = float(found[4])
+    assert path.name == f"p{ranks}_m{microbatches}_v{2 * w}_c{memory * 2 * w:g}.order"
+    assert (order.ranks, order.microbatches, cell.per_rank, cell.memory) == (ranks, microbatches, 2 * w, memory)
     assert cell.point.memory <= cell.memory + 1e-9
     assert cell.bound <= cell.point.bubble + 1e-9
     assert cell.proven == (cell.point.bubble == pytest.approx(cell.bound))

@@ -123,7 +123,7 @@ def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
 def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> None:
     needed("scipy")
     out = tmp_path / "k.fit.toml"
-    arguments = ["fit", str(PUBLISHED / "zerobubble_t4.csv"), "--only", "1f1b", "--json", "-o", str(out)]
+    arguments = ["fit", str(PUBLISHED / "zerobubble_t4.csv"), "--called", "1f1b", "--json", "-o", str(out)]
     result = CliRunner().invoke(main, arguments)
     facts = json.loads(result.stdout)
     assert facts["fit_mape_pct"] < 4

@@ -154,7 +154,7 @@ def test_check_prints_the_floor_and_refuses_what_it_does_not_hold_for() -> None:
     command = ["check", "vhalf", "-D", "P=8", "-D", "M=16", "--floor"]
     text = CliRunner().invoke(main, command).output
     assert "floor of the makespan 113 (reached: no order is shorter), by rank 7" in text
-    assert "before its first backward, at 23 or later, it runs forwards for 10 at most, as its memory of 10" in text
+    assert "before its first backward, at 23 or later, it runs forwards for 10 at most, as its memory of 5 " in text
     facts = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)["floor"]
     assert [rank["rank"] for rank in facts["ranks"]] == list(range(8))
     assert max(rank["makespan"] for rank in facts["ranks"]) == facts["makespan"] == 113

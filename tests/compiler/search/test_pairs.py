@@ -88,7 +88,7 @@ def test_costs_by_microbatch_are_refused_by_name() -> None:
 
 @pytest.mark.slow
 def test_the_command_makes_pairs_for_the_makespan() -> None:
-    arguments = ("tune", "zb_wave", "-D", "P=2", "-D", "M=4", "-D", "w=1", "--memory", "6", "--pairs", "make", *OPTIONS)
+    arguments = ("tune", "zb_wave", "-D", "P=2", "-D", "M=4", "-D", "w=1", "--memory", "3", "--pairs", "make", *OPTIONS)
     facts = facts_of(*arguments, "--effort", "0.2", "--workers", "1")
     assert facts["found"]["makespan"] < facts["seed"]["makespan"]
     assert facts["lower_bound"] <= facts["found"]["makespan"]

@@ -31,6 +31,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
+from support.commands import facts_of
 from support.needs import needed
 from support.paths import ROOT
 from support.random_schedules import random_schedule
@@ -331,11 +332,11 @@ def test_the_order_that_is_written_stands_for_a_schedule_everywhere(tmp_path: Pa
 
 
 def test_a_refusal_is_a_finding_and_also_json() -> None:
-    result = schedc("tune", "zbv", "-D", "P=2", "-D", "M=4", "--memory", "1", "--json")
+    result = schedc("tune", "zbv", "-D", "P=2", "-D", "M=4", "--memory", "0.5", "--json")
     assert result.exit_code == 1
     (found,) = json.loads(result.stdout)["diagnostics"]
     assert (found["code"], found["line"], found["column"]) == ("S407", 0, 0)
-    assert "the least: 2, 2" in found["help"]
+    assert "the least: 1, 1" in found["help"]
 
 
 @pytest.mark.parametrize(
@@ -348,3 +349,21 @@ def test_a_refusal_is_a_finding_and_also_json() -> None:
 def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
     result = schedc("tune", "1f1b", *arguments)
     assert result.exit_code == 2, result.output
+
+
+def test_the_cap_is_in_microbatches_of_a_rank_as_in_compare() -> None:
+    """A microbatch of ZB-V holds two chunks of a rank; the former unit, chunks, is taken with a note."""
+    size, few = ("-D", "P=4", "-D", "M=8"), ("--effort", "0.01", "--workers", "1")
+    held = facts_of("compare", "zbv", *size)["schedules"][0]["memory"]
+    facts = facts_of("tune", "zbv", *size, "--memory", f"{held:g}", *few)
+    assert (facts["memory"], facts["memory_unit"]) == ([held * 2] * 4, 2)
+    assert max(facts["seed"]["peak_memory"]) == held * 2
+    new, old = (schedc("tune", "zbv", *size, "--memory", text, *few) for text in (f"{held:g}", f"{held * 2:g}chunks"))
+    assert [line for line in new.stdout.splitlines() if line.startswith("   ")] == [
+        line for line in old.stdout.splitlines() if line.startswith("   ")
+    ]
+    assert f"`{held:g}chunks` is what `{held:g}` was" in new.stderr
+    assert f"note: `--memory {held * 2:g}chunks` is now `--memory {held:g}`" in old.stderr
+    weighed = facts_of("tune", "zbv", *size, "--memory", "40", "--cost", "activation=5", *few)
+    assert (weighed["memory"], weighed["memory_unit"]) == ([40] * 4, 1)
+    assert facts_of("tune", "seq1f1b", "--memory", "2", *few)["memory_unit"] == 2

@@ -141,7 +141,9 @@ def test_waves_meet_their_floor_under_caps(memory: int) -> None:
     """One more wave than ZB-V on four ranks, with 12 of 16 chunks: the solver alone gave 152."""
     needed("numba")
     facts: dict[str, Any] = json.loads(
-        CliRunner().invoke(main, f"tune hanayo -D P=4 -D M=12 -D w=2 --split --memory {memory} --json".split()).stdout
+        CliRunner()
+        .invoke(main, f"tune hanayo -D P=4 -D M=12 -D w=2 --split --memory {memory / 4} --json".split())
+        .stdout
     )
     assert (facts["found"]["makespan"], facts["lower_bound"], facts["proven"]) == (163 - memory, 163 - memory, True)
     assert facts["search"] is None

@@ -28,7 +28,7 @@ def test_a_seed_on_its_floor_is_proved() -> None:
 
 @pytest.mark.slow
 def test_orders_are_found_and_what_was_not_tried_is_named() -> None:
-    arguments = ("tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "8", "--effort", "1")
+    arguments = ("tune", "vmin", "-D", "P=8", "-D", "M=16", "--memory", "4", "--effort", "1")
     facts = facts_of(*arguments)
     assert facts["untried"] == [MISSING]
     assert (facts["proven"], facts["search"]["status"], facts["lower_bound"]) == (False, "missing", 119)
@@ -40,7 +40,7 @@ def test_orders_are_found_and_what_was_not_tried_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_cap_that_only_the_solver_could_keep_is_refused_with_the_remedy() -> None:
-    result = schedc("tune", "dualpipev", "-D", "P=4", "-D", "M=8", "--memory", "7.5")
+    result = schedc("tune", "dualpipev", "-D", "P=4", "-D", "M=8", "--memory", "3.75")
     assert result.exit_code == 1
     assert "was found without the solver" in result.output
     assert MISSING in result.output

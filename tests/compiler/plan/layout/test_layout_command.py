@@ -71,13 +71,13 @@ def test_the_command_names_what_does_not_fit_into_memory() -> None:
     """Rank 0 holds 4 and per layer 1 + 2, rank 1 holds 2 and per layer 1 + 1: one layer and three need 7 and 8."""
     least = ("--layers", "4", "--auto", "--schedule", "1f1b", "-D", "P=2", "-D", "M=4", "--cost", "parameters.dense=1",
              "--cost", "parameters.embedding=4", "--cost", "parameters.head=2")  # fmt: skip
-    result = run(*least, "--memory", "7.5")
+    result = run(*least, "--limit", "7.5")
     assert result.exit_code == 1
     assert "error[S406]: no layout keeps every rank within 7.5: rank 1 holds 8 in the smallest layout" in result.output
     assert "note: rank 1 holds 3 for the parameters of 3 dense layers of stage 1\n" in result.output
     assert "note: rank 1 holds 3 for the activations of 1 microbatch in 3 dense layers of stage 1\n" in result.output
     assert "note: rank 1 holds 2 for the parameters of 1 head of stage 1\n" in result.output
-    enough = run(*least, "--memory", "8")
+    enough = run(*least, "--limit", "8")
     assert enough.exit_code == 0, enough.output
     assert "layout Et|tttL" in enough.output
 
@@ -106,8 +106,8 @@ def test_the_command_shows_where_a_string_is_wrong() -> None:
         (("--layers", "8"), "--layers needs --schedule or --stages"),
         (("--layers", "8", "--stages", "2", "--schedule", "1f1b"), "--stages follows from --schedule"),
         (("Et|L", "-D", "P=2"), "-D needs --schedule"),
-        (("--layers", "8", "--stages", "2", "--memory", "4"), "--memory needs"),
-        (("--layers", "8", "--schedule", "1f1b", "--auto", "--memory", "nan"), "is no number of 0 or more"),
+        (("--layers", "8", "--stages", "2", "--limit", "4"), "--limit needs"),
+        (("--layers", "8", "--schedule", "1f1b", "--auto", "--limit", "nan"), "is no number of 0 or more"),
         (("--layers", "8", "--stages", "2", "--auto", "--objective", "makespan"), "--objective makespan needs"),
         (("--layers", "8", "--stages", "2", "--at", "here"), "is not last, first, auto or numbers"),
     ],
