@@ -55,11 +55,10 @@ def _why_alltoall(plan: Plan) -> str:
     choice = choose_method(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
     if choice.method == plan.method:
         return choice.why
-    if plan.topology.nodes == 1 and not plan.topology.node:
-        return "as the plan has it; `topology` says no speed of the links in a node, by which methods are compared"
-    priced = plan.topology.rail or plan.topology.nodes == 1
-    by = "rows expected, at the speeds of `topology`" if priced else "copies expected, as `topology` says no speeds"
-    return f"as the plan has it; by the {by}, {choice.method} is better: {choice.why}"
+    if not (plan.topology.rail if plan.topology.nodes > 1 else plan.topology.node):
+        return "as the plan has it; `topology` says no speeds of links, by which methods are compared"
+    by = "by the rows expected, at the speeds of `topology`"
+    return f"as the plan has it; {by}, {choice.method} is better: {choice.why}"
 
 
 def _text_alltoall(facts: dict[str, Any]) -> Iterator[str]:
