@@ -18,6 +18,7 @@ from schedc_runtime.errors import PlanMismatch, RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
+from schedc_runtime.pipeline.agree.plan_fit import check_model
 
 H, F, TOKENS = 6, 5, 4
 SIZES = ExpertSizes(8, 2, groups=4, limit=2, shared=2, width=F, hidden=H)
@@ -76,11 +77,34 @@ class Dense(nn.Module):
         return x + self.mlp(x)
 
 
-def test_columns_of_dense_mlps_are_compared() -> None:
-    model, plan = nn.Sequential(Dense(9), Dense(9)), Plan(block=BlockSizes(heads=2, inner=9, hidden=H))
-    pipeline(plan, model)
-    with pytest.raises(PlanMismatch, match=r"`block .*inner 7.*`: inner 7; `1\.mlp` of the model has inner 9"):
-        pipeline(replace(plan, block=BlockSizes(heads=2, inner=7, hidden=H)), nn.Sequential(Dense(7), Dense(9)))
+@pytest.mark.parametrize(
+    ("hidden", "inner", "says"),
+    [
+        (H, 7, r"inner 7; `0\.mlp` of the model has inner 9"),
+        (H, H, r"inner 6; `0\.mlp` of the model has inner 9"),
+        (8, 9, r"hidden 8; `0\.mlp` of the model has hidden 6"),
+        (8, 7, r"hidden 8, inner 7; `0\.mlp` of the model has hidden 6 or 9, inner 6 or 9"),
+    ],
+)
+def test_columns_of_dense_mlps_are_compared(hidden: int, inner: int, says: str) -> None:
+    plan = Plan(block=BlockSizes(heads=2, inner=inner, hidden=hidden))
+    with pytest.raises(PlanMismatch, match=says):
+        check_model(nn.Sequential(Dense(9)), plan)
+    check_model(nn.Sequential(Dense(9)), Plan(block=BlockSizes(heads=2, inner=9, hidden=H)))
+
+
+def test_columns_of_gpts_own_products_are_compared() -> None:
+    class Conv1D(nn.Module):
+        """What Transformers' class of this name says of itself."""
+
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__()
+            self.nf, self.nx = nf, nx
+
+    dense = Dense(9)
+    dense.mlp = nn.Sequential(Conv1D(9, H), nn.GELU(), Conv1D(H, 9))
+    with pytest.raises(PlanMismatch, match=r"inner 7; `0\.mlp` of the model has inner 9"):
+        check_model(nn.Sequential(dense), Plan(block=BlockSizes(heads=2, inner=7, hidden=H)))
 
 
 def test_a_deferred_model_is_compared_as_well() -> None:

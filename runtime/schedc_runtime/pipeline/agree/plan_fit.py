@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,12 +38,30 @@ def check_model(model: nn.Module, plan: Plan) -> None:
             raise _mismatch(plan, "experts", name, found)
         if plan.dtype and (actual := _dtype(layer, plan.dtype)):
             raise _mismatch(plan, "tokens", name, [SizeDifference("dtype", plan.dtype, actual)])
-    inner = plan.block.inner if plan.block is not None else 0
-    for name, mlp in dense_mlps(model) if inner else ():
-        taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
-        if len(taken) > 1 and inner not in taken:
-            own = ", ".join(str(columns) for columns in sorted(taken - {plan.hidden}))
-            raise _mismatch(plan, "block", name, [SizeDifference("inner", str(inner), own)])
+    block = plan.block
+    if block is None:
+        return
+    for name, mlp in dense_mlps(model):
+        if differences := list(_dense_sizes(block.hidden, block.inner, mlp)):
+            raise _mismatch(plan, "block", name, differences)
+
+
+def _dense_sizes(hidden: int, inner: int, mlp: nn.Module) -> Iterator[SizeDifference]:
+    """Columns that the products of a dense MLP take: those of a token, and the inner ones. 0: the plan says none."""
+    taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
+    taken |= {part.nx for part in mlp.modules() if type(part).__name__ == "Conv1D"}  # of Transformers
+    if len(taken) < 2:
+        return
+    columns = taken - {hidden}
+    if hidden and hidden not in taken:
+        yield SizeDifference("hidden", str(hidden), _listed(taken - {inner}))
+        columns = taken
+    if inner and inner not in columns:
+        yield SizeDifference("inner", str(inner), _listed(columns))
+
+
+def _listed(columns: Iterable[int]) -> str:
+    return " or ".join(str(each) for each in sorted(columns))
 
 
 class FirstBatch:
