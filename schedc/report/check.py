@@ -272,9 +272,9 @@ def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check
 def _inside_text(facts: dict[str, Any]) -> str:
     """The fullest ranks between ops and inside cells."""
     peak, inside, limit = max(facts["peak_memory"]), max(facts["inside_memory"]), facts["memory_limit"]
-    room = f" ({shown(inside - limit, up=True)} more)" if inside > limit else ""
+    room = f" ({shown(inside - limit, up=True)} beyond it)" if inside > limit else ""
     held = f"memory: a rank holds at most {shown(peak, up=True)} between ops, of the plan's {shown(limit)}"
-    return f"{held}; by an estimate {shown(inside, up=True)} inside a cell{room}"
+    return f"{held}; inside a cell {shown(inside, up=True)}{room}, by an estimate from above"
 
 
 def to_text(facts: dict[str, Any], every_rank: bool) -> str:

@@ -37,7 +37,7 @@ from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.costs.costs import SCHEMA, Costs, parse_costs
 from schedc.step.dependencies import Dependencies
-from schedc.units import digits, equations
+from schedc.units import digits, equations, in_unit
 
 _LIKE_THIS = 10
 """Plans with other cells that a search prices besides: 10 to 50 for published models."""
@@ -173,7 +173,7 @@ class PlannedStep:
         sizes = self.choice.sizes(self.axes.pp, self.axes.microbatches, self.axes.vpp, self.axes.limit)
         assert sizes is not None
         given = equations(sizes)
-        lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
+        lines = [*self._lines(), f"memory {in_unit(memory)}"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
         doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem, self.axes))]
         body = [f"  {line}" for line in lines]
@@ -190,7 +190,7 @@ class PlannedStep:
         yield from self._recompute_lines()
         held = zip(WORK, self.parameter_bytes.tolist(), strict=True)
         there = [kind for kind in WORK if self.layout.total(kind)]
-        yield "parameters " + " ".join(f"{kind} {digits(bytes / 1e9)} GB" for kind, bytes in held if kind in there)
+        yield "parameters " + " ".join(f"{kind} {in_unit(bytes)}" for kind, bytes in held if kind in there)
         yield activation_line(self.problem, self.axes.split)
 
     def _speeds(self) -> str:

@@ -34,7 +34,7 @@ from schedc.planner.times.parts import (
 )
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
-from schedc.units import digits
+from schedc.units import in_unit
 
 HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
 """[kinds] 1 where a part has experts."""
@@ -328,4 +328,4 @@ def activation_line(problem: PlanProblem, split: RankSplit) -> str:
     rows = split.microbatch * model.seq / (split.tp * split.cp)
     heads = 1 + model.mtp
     bytes = rows * (heads * (4.0 * model.hidden + _LOGIT * model.vocab) + model.mtp * 8.0 * model.hidden)
-    return f"activations head {digits(bytes / 1e6)} MB"
+    return f"activations head {in_unit(bytes)}"

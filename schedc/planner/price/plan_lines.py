@@ -19,7 +19,7 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.source import Source
 from schedc.syntax.input import AppliedPlan
 from schedc.syntax.plan_words import PLAN_WORDS, PlanWord
-from schedc.units import digits
+from schedc.units import in_unit
 
 _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
@@ -44,7 +44,7 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     """The lines of the sizes of layers, which bytes and FLOPs follow from."""
     yield from _size_lines(model)
     if not _is_counted(model):
-        yield f"attention {digits(_last_layer(model).attention_bytes() / 1e3)} KB"
+        yield f"attention {in_unit(_last_layer(model).attention_bytes())}"
 
 
 def _size_lines(model: ModelSizes) -> Iterator[str]:

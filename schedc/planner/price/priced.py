@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import floor
 
 import numpy as np
 
@@ -86,16 +87,25 @@ class PricedPlan:
     @cached_property
     def plan_text(self) -> str:
         """The text of the plan file."""
-        memory = max(self.usable - self.reserve, 1.0) if self.fits else _ANY
-        return self.planned.plan_file(self.name, memory, (*self.notes, self._needs))
+        return self.planned.plan_file(self.name, self._room if self.fits else _ANY, (*self.notes, self._needs))
+
+    @property
+    def _room(self) -> float:
+        """Bytes between ops, which `memory` bounds: whole millions of them, where that leaves room for the peak."""
+        exact = max(self.usable - self.reserve, 1.0)
+        rounded = floor(exact / 1e6) * 1e6
+        return rounded if rounded >= max(self.peaks) else exact
 
     @property
     def _needs(self) -> str:
         """What fills the fullest rank: `memory` bounds the part that follows from the order."""
-        needed, usable, peak, reserve = map(shown, (self.needed, self.usable, max(self.peaks), self.reserve))
+        needed, peak, reserve = (shown(bytes, up=True) for bytes in (self.needed, max(self.peaks), self.reserve))
+        axes = self.planned.axes
+        apart = " Inputs that ranks gather and keep come on top where this runtime runs it." * (axes.tp * axes.cp > 1)
         return (
-            f"The fullest rank needs {needed} of {usable}: {peak} between ops, and {reserve} of buffers, largest"
-            " gradients and gathered weights, for which `memory` leaves room."
+            f"The fullest rank needs {needed} of {shown(self.usable)}: {peak} between ops, which `memory` bounds, and"
+            f" {reserve} of buffers, largest gradients and gathered weights.{apart} What `schedc check` says of the"
+            " inside of cells is an estimate from above, of other parts."
         )
 
     @cached_property

@@ -264,10 +264,10 @@ def test_memory_inside_cells_is_told_beside_the_peak(tmp_path: Path) -> None:
         one = 256 * 4 * (runs + numbers["none"] - held)
         assert facts["inside_memory"] == pytest.approx([2 * stage + one, stage + one], rel=1e-12)
         told = [line for line in to_text(facts, False).splitlines() if line.startswith("memory: a rank")]
-        over = f" ({shown(2 * stage + one - 4e6, up=True)} more)" if level == "none" else ""
+        over = f" ({shown(2 * stage + one - 4e6, up=True)} beyond it)" if level == "none" else ""
         assert told == [
             f"memory: a rank holds at most {shown(2 * stage, up=True)} between ops, of the plan's {shown(4e6)};"
-            f" by an estimate {shown(2 * stage + one, up=True)} inside a cell{over}"
+            f" inside a cell {shown(2 * stage + one, up=True)}{over}, by an estimate from above"
         ]
 
 
