@@ -58,12 +58,6 @@ def digits(value: float) -> str:
     return repr(value) if "e" not in repr(value) else format(Decimal(repr(value)), "f")
 
 
-def in_unit(value: float) -> str:
-    """Bytes in the unit of which there are 1 to 1,000, with all their digits: ``1.400242176 GB``."""
-    unit = next((unit for unit in ("TB", "GB", "MB") if value >= UNITS[unit]), "KB")
-    return f"{digits(value / UNITS[unit])} {unit}"
-
-
 def exact_unit(value: float) -> str:
     """Bytes in the unit with the fewest digits, of the units that give the value back exactly."""
     exact = [

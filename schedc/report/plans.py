@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schedc.planner.space.axes import TITLES
 from schedc.report.certificate import certificate_text
 from schedc.report.chances import chances_texts
 from schedc.report.figures import seconds_text, word
@@ -58,10 +59,12 @@ class PlanColumn:
         return bool(self.axes) and not self.left
 
 
-def _axis(name: str, title: str, left: bool = False, always: bool = True) -> PlanColumn:
-    return PlanColumn(
-        title, lambda plan: word(plan["axes"][name]), lambda plan: plan["axes"][name], (name,), left, always, below=True
-    )
+def _axis(name: str, left: bool = False, always: bool = True) -> PlanColumn:
+    def value(plan: PlanFacts) -> Any:
+        return plan["axes"][name]
+
+    title = TITLES.get(name, name)
+    return PlanColumn(title, lambda plan: word(value(plan)), value, (name,), left, always, below=True)
 
 
 def _interval(plan: PlanFacts) -> str:
@@ -129,13 +132,13 @@ TABLE: tuple[PlanColumn, ...] = (
     PlanColumn(
         "GB", lambda plan: f"{plan['memory']['needed_bytes'] / 1e9:.1f}", lambda plan: plan["memory"]["needed_bytes"]
     ),
-    _axis("tp", "tp"),
-    _axis("pp", "pp"),
-    _axis("vpp", "vpp"),
-    _axis("ep", "ep"),
-    _axis("cp", "cp"),
-    _axis("dp", "dp"),
-    _axis("zero", "zero"),
+    _axis("tp"),
+    _axis("pp"),
+    _axis("vpp"),
+    _axis("ep"),
+    _axis("cp"),
+    _axis("dp"),
+    _axis("zero"),
     PlanColumn(
         "spare",
         lambda plan: word(plan["spare"]),
@@ -145,13 +148,13 @@ TABLE: tuple[PlanColumn, ...] = (
         needs="spare",
         below=True,
     ),
-    _axis("microbatch", "mb"),
-    _axis("microbatches", "M", always=False),
+    _axis("microbatch"),
+    _axis("microbatches", always=False),
     _words("schedule", schedule_text, "limit"),
-    _axis("overlap", "overlap", left=True, always=False),
+    _axis("overlap", left=True, always=False),
     _words("recompute", recompute_text, "where"),
-    _axis("layout", "layout", left=True, always=False),
-    _axis("alltoall", "a2a", left=True),
+    _axis("layout", left=True, always=False),
+    _axis("alltoall", left=True),
     PlanColumn(
         "copies", lambda plan: str(plan["copies"]), lambda plan: plan["copies"], left=True, needs="copies", below=True
     ),

@@ -26,7 +26,7 @@ from schedc.planner.price.copies import RECORD, PlannedCopies
 from schedc.planner.price.layouts import layout_of
 from schedc.planner.price.orders import OrderKey, known_order
 from schedc.planner.price.part_table import IS_LAYER, OP, PartTable, activation_line, split_directives
-from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
+from schedc.planner.price.plan_lines import dense_layers, device_lines, in_unit, model_lines
 from schedc.planner.price.recomputed import LEVELS
 from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
@@ -37,7 +37,7 @@ from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.costs.costs import SCHEMA, Costs, parse_costs
 from schedc.step.dependencies import Dependencies
-from schedc.units import digits, equations, in_unit
+from schedc.units import digits, equations
 
 _LIKE_THIS = 10
 """Plans with other cells that a search prices besides: 10 to 50 for published models."""

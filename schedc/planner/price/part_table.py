@@ -17,7 +17,7 @@ from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import counted_layer, time_share
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
-from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
+from schedc.planner.price.plan_lines import attached, in_unit, model_lines, rank_lines
 from schedc.planner.price.recomputed import LEVELS, dense_seconds, expert_seconds
 from schedc.planner.price.states import Machine, RankLoads
 from schedc.planner.space.axes import RankSplit
@@ -34,7 +34,6 @@ from schedc.planner.times.parts import (
 )
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
-from schedc.units import in_unit
 
 HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
 """[kinds] 1 where a part has experts."""

@@ -19,7 +19,7 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.source import Source
 from schedc.syntax.input import AppliedPlan
 from schedc.syntax.plan_words import PLAN_WORDS, PlanWord
-from schedc.units import in_unit
+from schedc.units import UNITS, digits
 
 _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
@@ -45,6 +45,12 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     yield from _size_lines(model)
     if not _is_counted(model):
         yield f"attention {in_unit(_last_layer(model).attention_bytes())}"
+
+
+def in_unit(value: float) -> str:
+    """Bytes in the unit of which there are 1 to 1,000, with all their digits: ``1.400242176 GB``."""
+    unit = next((unit for unit in ("TB", "GB", "MB") if value >= UNITS[unit]), "KB")
+    return f"{digits(value / UNITS[unit])} {unit}"
 
 
 def _size_lines(model: ModelSizes) -> Iterator[str]:

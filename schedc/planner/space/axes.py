@@ -15,6 +15,9 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 """The values of the axes that have names, schedules apart."""
 
+TITLES = {"microbatch": "mb", "microbatches": "M", "alltoall": "a2a"}
+"""The titles of columns of axes, where they are not the name of the axis."""
+
 
 @dataclass(frozen=True, order=True)
 class RankSplit(Spread[int]):

@@ -16,7 +16,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, Label, RequestError, did_you_mean
 from schedc.ir.arrays import Bools
 from schedc.planner.presets.tables import tables
-from schedc.planner.space.axes import VALUES
+from schedc.planner.space.axes import TITLES, VALUES
 from schedc.source import NOWHERE, Source
 
 REQUIRE, EXCLUDE = "--require", "--exclude"
@@ -169,8 +169,8 @@ class _ConditionReader:
             raise self.fault(left, "`in` takes an axis on its left", "write `schedule in dualpipev, zbv`")
         items = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
         word = left.id in WORDS
-        values = [self.value_of(left.id, item) if word else self.number(item) for item in items]
         axis = operator.itemgetter(left.id) if word else self.number(left)
+        values = [self.value_of(left.id, item) if word else self.number(item) for item in items]
         return lambda axes: reduce(np.logical_or, (np.equal(axis(axes), value(axes)) for value in values), False)
 
     def value_of(self, axis: str, node: ast.expr) -> Evaluated:
@@ -191,7 +191,9 @@ class _ConditionReader:
             case ast.Name(id=name) if name in NUMBERS:
                 return operator.itemgetter(name)
             case ast.Name(id=name):
-                raise self.fault(node, f"there is no axis `{name}`", did_you_mean(name, (*NUMBERS, *WORDS)))
+                axis = next((axis for axis, title in TITLES.items() if title == name), "")
+                known = f"the column `{name}` is the axis `{axis}`" if axis else did_you_mean(name, (*NUMBERS, *WORDS))
+                raise self.fault(node, f"there is no axis `{name}`", known)
             case ast.BinOp(left=left, right=right, op=op) if type(op) in _ARITHMETIC:
                 combine, first, second = _ARITHMETIC[type(op)], self.number(left), self.number(right)
                 return lambda axes: combine(first(axes), second(axes))

@@ -82,7 +82,7 @@ class Dense(nn.Module):
     [
         (H, 7, r"inner 7; `0\.mlp` of the model has inner 9"),
         (H, H, r"inner 6; `0\.mlp` of the model has inner 9"),
-        (8, 9, r"hidden 8; `0\.mlp` of the model has hidden 6"),
+        (8, 9, r"hidden 8; `0\.mlp` of the model has hidden 6 or 9"),
         (8, 7, r"hidden 8, inner 7; `0\.mlp` of the model has hidden 6 or 9, inner 6 or 9"),
     ],
 )

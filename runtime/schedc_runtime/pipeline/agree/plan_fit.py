@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,30 +38,11 @@ def check_model(model: nn.Module, plan: Plan) -> None:
             raise _mismatch(plan, "experts", name, found)
         if plan.dtype and (actual := _dtype(layer, plan.dtype)):
             raise _mismatch(plan, "tokens", name, [SizeDifference("dtype", plan.dtype, actual)])
-    block = plan.block
-    if block is None:
+    if plan.block is None:
         return
     for name, mlp in dense_mlps(model):
-        if differences := list(_dense_sizes(block.hidden, block.inner, mlp)):
-            raise _mismatch(plan, "block", name, differences)
-
-
-def _dense_sizes(hidden: int, inner: int, mlp: nn.Module) -> Iterator[SizeDifference]:
-    """Columns that the products of a dense MLP take: those of a token, and the inner ones. 0: the plan says none."""
-    taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
-    taken |= {part.nx for part in mlp.modules() if type(part).__name__ == "Conv1D"}  # of Transformers
-    if len(taken) < 2:
-        return
-    columns = taken - {hidden}
-    if hidden and hidden not in taken:
-        yield SizeDifference("hidden", str(hidden), _listed(taken - {inner}))
-        columns = taken
-    if inner and inner not in columns:
-        yield SizeDifference("inner", str(inner), _listed(columns))
-
-
-def _listed(columns: Iterable[int]) -> str:
-    return " or ".join(str(each) for each in sorted(columns))
+        if found := list(_dense_sizes(plan.block.hidden, plan.block.inner, mlp)):
+            raise _mismatch(plan, "block", name, found)
 
 
 class FirstBatch:
@@ -133,6 +114,14 @@ def _sizes(planned: ExpertSizes, layer: MoELayer) -> Iterator[SizeDifference]:
             yield SizeDifference(word, str(said), str(actual))
     if planned.shared and (count := _shared(layer)) not in (str(planned.shared), _SOME):
         yield SizeDifference("shared", str(planned.shared), count)
+
+
+def _dense_sizes(hidden: int, inner: int, mlp: nn.Module) -> Iterator[SizeDifference]:
+    taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
+    taken |= {part.nx for part in mlp.modules() if type(part).__name__ == "Conv1D"}  # of Transformers
+    for word, said, own in (("hidden", hidden, taken), ("inner", inner, taken - {hidden})):
+        if said and said not in own and len(taken) > 1:
+            yield SizeDifference(word, str(said), " or ".join(map(str, sorted(own))))
 
 
 _SOME = "one of another kind"

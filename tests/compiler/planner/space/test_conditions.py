@@ -62,7 +62,7 @@ def test_conditions_decide(text: str, expected: list[bool]) -> None:
         ("__import__('os')", 1),
         ("pp > (1 if tp else 2)", 7),
         ("pp > 99999999999999", 6),
-        ("zbv in schedule, 3", 8),
+        ("zbv in schedule, 3", 1),
         ("tp in schedule", 7),
     ],
 )
@@ -70,6 +70,14 @@ def test_faults_have_a_place(text: str, column: int) -> None:
     with pytest.raises(RequestError) as raised:
         read_condition(text, schedules=NAMES)
     assert raised.value.diagnostics[0].position == ("S711", 1, column)
+
+
+@pytest.mark.parametrize("text", ["a2a == flat", "pp > 1 and a2a in hier, flat"])
+def test_titles_of_columns_name_their_axis(text: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        read_condition(text)
+    assert raised.value.diagnostics[0].message == "there is no axis `a2a`"
+    assert raised.value.diagnostics[0].help == "the column `a2a` is the axis `alltoall`"
 
 
 @pytest.mark.parametrize("text", ["", "   ", "pp > 1\npp > 2", "pp > " + "1" * 600, "(" * 400])
