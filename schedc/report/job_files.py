@@ -7,6 +7,7 @@ is set.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,9 +45,9 @@ class ClusterJob:
 
     @property
     def dns_name(self) -> str:
-        """A name of small letters, digits and dashes, which begins with a letter."""
-        letters = "".join(letter if letter.isalnum() else "-" for letter in self.name.lower())
-        return f"train-{letters[:48].strip('-')}"
+        """A name of small letters of ASCII, digits and dashes, which begins with a letter."""
+        letters = re.sub("[^a-z0-9]+", "-", self.name.lower())
+        return f"train-{letters[-48:]}".strip("-")
 
 
 def write_job(kind: str, job: ClusterJob) -> str:
@@ -79,7 +80,7 @@ def _slurm(job: ClusterJob) -> list[str]:
     )
     return [
         "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={job.name}",
+        f"#SBATCH --job-name={job.dns_name}",
         "#SBATCH --partition=SET_PARTITION",
         f"#SBATCH --nodes={job.nodes}",
         "#SBATCH --ntasks-per-node=1",

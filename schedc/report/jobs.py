@@ -56,6 +56,8 @@ class HostMap:
         for node in range(min(self.nodes, _SHOWN)):
             first, last = (_places(rank, sizes) for rank in (node * self.per_node, (node + 1) * self.per_node - 1))
             yield f"node {node}: {first}  to  {last}"
+        if self.nodes > _SHOWN:
+            yield f"nodes {_SHOWN} to {self.nodes - 1}: by the same formula"
         if 1 < self.domain < self.nodes or self.left:
             yield f"Nodes 0 to {self.domain - 1} share a domain of the network, and so do the next {self.domain}."
         if self.left:

@@ -23,7 +23,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.compiled_job import ProgramHosts
-from schedc.report.job_files import JOB_SUFFIXES
+from schedc.report.job_files import JOB_SUFFIXES, ClusterJob, write_job
 from schedc.report.jobs import HostMap, job_text, no_job
 from schedc.report.plan_folder import check_folder
 from schedc.report.plans import remarks
@@ -70,6 +70,7 @@ def test_spare_devices_are_left_out() -> None:
         "Each domain has 2 further nodes, without ranks: leave them out.",
     ]
     assert sum(line.startswith("node ") for line in said) == 4
+    assert "nodes 4 to 31: by the same formula" in said
     odd = replace(cluster, per_node=16)
     uneven = HostMap.of(replace(plan, planned=replace(plan.planned, problem=replace(GPT2, cluster=odd))))
     assert uneven == "128 ranks do not fill nodes of 16 devices evenly"
@@ -87,7 +88,7 @@ def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
         line[10:].split("=") for line in texts["slurm"].splitlines() if line.startswith("#SBATCH --") and "=" in line
     )
     assert asked == {
-        "job-name": "gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
+        "job-name": "train-gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
     }  # fmt: skip
     sky, trainjob = of_yaml(texts["skypilot"]), of_yaml(texts["kubeflow"])
     assert set(sky) == {"name", "workdir", "num_nodes", "resources", "run"}
@@ -216,3 +217,14 @@ def test_hosts_of_a_program_follow_from_its_plan() -> None:
     hosts = ProgramHosts.of(program, replace(NO_PLAN, parallel=spread), 1)
     assert hosts == ProgramHosts(4, 4, 2)
     assert "A rank is 4 x its pipeline rank + its peer" in hosts.comment()
+
+
+def test_names_of_jobs_are_those_of_every_launcher() -> None:
+    job = ClusterJob("mein Modell \u00e4'" + "x" * 60 + "-01", 1, 8, (), "", "PLANS", lambda _torchrun: ())
+    name = "train-" + "x" * 45 + "-01"
+    assert job.dns_name == name
+    assert f"#SBATCH --job-name={name}\n" in write_job("slurm", job)
+    assert {of_yaml(write_job("skypilot", job))["name"], of_yaml(write_job("kubeflow", job))["metadata"]["name"]} == {
+        name
+    }
+    assert replace(job, name="\u6a21").dns_name == "train"
