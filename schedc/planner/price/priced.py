@@ -101,11 +101,11 @@ class PricedPlan:
         """What fills the fullest rank: `memory` bounds the part that follows from the order."""
         needed, peak, reserve = (shown(bytes, up=True) for bytes in (self.needed, max(self.peaks), self.reserve))
         axes = self.planned.axes
-        apart = " Inputs that ranks gather and keep come on top where this runtime runs it." * (axes.tp * axes.cp > 1)
+        apart = " Inputs that ranks gather come on top in this runtime." * (axes.tp * axes.cp > 1)
         return (
-            f"The fullest rank needs {needed} of {shown(self.usable)}: {peak} between ops, which `memory` bounds, and"
-            f" {reserve} of buffers, largest gradients and gathered weights.{apart} What `schedc check` says of the"
-            " inside of cells is an estimate from above, of other parts."
+            f"The fullest rank needs {needed} of {shown(self.usable)}: {peak} between ops, and {reserve} of buffers,"
+            f" largest gradients and gathered weights. `memory` bounds the first part.{apart} For the inside"
+            " of cells `schedc check` has an estimate from above."
         )
 
     @cached_property

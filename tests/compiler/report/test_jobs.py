@@ -88,7 +88,8 @@ def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
         line[10:].split("=") for line in texts["slurm"].splitlines() if line.startswith("#SBATCH --") and "=" in line
     )
     assert asked == {
-        "job-name": "train-gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
+        "job-name": "train-gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1",
+        "gpus-per-node": "8",
     }  # fmt: skip
     sky, trainjob = of_yaml(texts["skypilot"]), of_yaml(texts["kubeflow"])
     assert set(sky) == {"name", "workdir", "num_nodes", "resources", "run"}
