@@ -118,7 +118,7 @@ def _sizes(planned: ExpertSizes, layer: MoELayer) -> Iterator[SizeDifference]:
 
 def _dense_sizes(hidden: int, inner: int, mlp: nn.Module) -> Iterator[SizeDifference]:
     taken = {part.in_features for part in mlp.modules() if isinstance(part, nn.Linear)}
-    taken |= {part.nx for part in mlp.modules() if type(part).__name__ == "Conv1D"}  # of Transformers
+    taken |= {getattr(part, "nx", 0) for part in mlp.modules()} - {0}  # of Conv1D of Transformers
     for word, said, own in (("hidden", hidden, taken), ("inner", inner, taken - {hidden})):
         if said and said not in own and len(taken) > 1:
             yield SizeDifference(word, str(said), " or ".join(map(str, sorted(own))))
