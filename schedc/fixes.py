@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +14,8 @@ from schedc.source import NOWHERE, Source, Span
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _QUOTED = re.compile(r"`([^`]+)`")
-_ROUNDS = 50
+_MOST = 1000
+"""Edits of a file, which no file needs."""
 
 
 class Fix(NamedTuple):
@@ -24,6 +25,14 @@ class Fix(NamedTuple):
     text: str
     title: str
     safe: bool
+
+
+class Mended(NamedTuple):
+    """A text after edits, the findings that they mended, and those that are left."""
+
+    source: Source
+    done: list[Diagnostic]
+    left: list[Diagnostic]
 
 
 def fix_of(finding: Diagnostic) -> Fix | None:
@@ -44,17 +53,19 @@ def finding_json(finding: Diagnostic) -> dict[str, Any]:
     return {**finding.to_json(), "fix": {"title": fix.title, "text": fix.text, "safe": fix.safe, **place}}
 
 
-def mended(source: Source, findings: Callable[[Source], Iterable[Diagnostic]]) -> tuple[Source, list[Diagnostic]]:
-    """The text after all safe edits, and the findings that they mended."""
+def mended(source: Source, findings: Callable[[Source], list[Diagnostic]]) -> Mended:
+    """The text after all safe edits. Its findings are looked for after each edit, as one may uncover another."""
     done: list[Diagnostic] = []
-    for _ in range(_ROUNDS):  # an edit may uncover further findings
-        fixes = [(each, fix) for each in findings(source) if (fix := fix_of(each)) is not None and fix.safe]
-        if not fixes:
+    left = findings(source)
+    while len(done) < _MOST:
+        safe = ((each, fix) for each in left if (fix := fix_of(each)) is not None and fix.safe)
+        finding, fix = next(safe, (None, None))
+        if finding is None or fix is None:
             break
-        finding, fix = fixes[0]
         done.append(finding)
         source = edited(source, fix.span, fix.text)
-    return source, done
+        left = findings(source)
+    return Mended(source, done, left)
 
 
 def edited(source: Source, span: Span, text: str) -> Source:

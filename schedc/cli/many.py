@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -37,15 +37,14 @@ def files_arguments(command: F) -> F:
         if as_json and wanted not in (None, "json"):
             raise click.UsageError(f"--json, and --format {wanted}: ask for one of them")
         form = "json" if as_json else wanted or "text"
-        if mend:
-            _mend(schedules)
+        known = _mend(schedules) if mend else {}
         if len(schedules) == 1 and not _is_folder(schedules[0]):
             with _told(form):
                 return command(schedule=schedules[0], form=form, **rest)
         given = {name for name in rest if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         if alone := [each.opts[-1] for each in ctx.command.params if each.name in given]:
             raise click.UsageError(f"{', '.join(alone)}: give one schedule; several are checked at their default sizes")
-        return check_files(map(str, schedules), form)
+        return check_files(map(str, schedules), form, known)
 
     formats = click.option(
         "--format",
@@ -64,8 +63,11 @@ def _is_folder(given: Any) -> bool:
     return isinstance(given, str) and Path(given).is_dir() and given not in names()
 
 
-def _mend(given: Iterable[Any]) -> None:
-    """Write the safe edits into the files. Say on stderr which ones, and which edits are left to a person."""
+def _mend(given: Iterable[Any]) -> dict[Path, list[Diagnostic]]:
+    """Write the safe edits into the files. Say on stderr which ones, and which edits are left to a person.
+
+    Returns the findings that are left, by file, for files that can be read.
+    """
     from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
     from schedc.fixes import fix_of, mended
@@ -73,19 +75,21 @@ def _mend(given: Iterable[Any]) -> None:
     paths = [Path(each) for each in given if isinstance(each, str)]
     if strangers := [str(each) for each in given if not isinstance(each, str) or not Path(each).exists()]:
         raise click.UsageError(f"--fix writes into files: {', '.join(strangers)} is none")
+    known = {}
     for path in schedule_files(paths):
         try:
-            text, done = mended(own_text(path), findings)
+            text, done, known[path] = mended(own_text(path), findings)
         except DiagnosticError:
             continue  # the check reports files that cannot be read
         if done:
             path.write_text(text.text, encoding="utf-8", newline="\n")
         for each in done:
             click.echo(f"fixed {path}:{each.primary.span}: {each.code} {each.message}", err=True)
-        for each in findings(text):
+        for each in known[path]:
             if (fix := fix_of(each)) is not None and not fix.safe:
                 left = f"left {path}:{each.primary.span}: {each.code} {each.message}"
                 click.echo(f"{left} (an edit that may mean something else: {fix.title})", err=True)
+    return known
 
 
 @contextmanager
@@ -122,8 +126,11 @@ def own_text(path: Path) -> Source:
     return Source(str(path), load(path.absolute()).text)
 
 
-def check_files(given: Iterable[str], form: str) -> None:
-    """Check every schedule and plan of the files and folders at its default sizes, and print the findings."""
+def check_files(given: Iterable[str], form: str, known: Mapping[Path, list[Diagnostic]]) -> None:
+    """Check every schedule and plan of the files and folders at its default sizes, and print the findings.
+
+    known: findings by file that were looked for already.
+    """
     from schedc.fixes import finding_json
 
     paths = [Path(each) for each in given]
@@ -132,7 +139,7 @@ def check_files(given: Iterable[str], form: str) -> None:
     files = schedule_files(paths)
     if not files:
         raise click.UsageError(f"there is no .sched file in {', '.join(map(str, paths))}")
-    found = {str(path): _findings(path) for path in files}
+    found = {str(path): known[path] if path in known else _findings(path) for path in files}
     findings = tuple(finding for each in found.values() for finding in each)
     if form in FOREIGN:
         print_foreign(findings, form)

@@ -69,3 +69,16 @@ def test_json_and_sarif_have_the_edit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["S501", "S301"])
 def test_what_a_person_has_to_choose_has_no_edit(name: str) -> None:
     assert [fix_of(each) for each in findings(Source("a.sched", CODES[name].wrong))] == [None]
+
+
+def test_a_file_is_looked_at_once_and_after_each_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty slips are mended in one call, and the check of a folder takes the findings that are known."""
+    (tmp_path / "slips.sched").write_text(LINEAR.replace("{ B }", "{ B ; }").replace(";", "; " * 60), encoding="utf-8")
+    (tmp_path / "right.sched").write_text(LINEAR, encoding="utf-8")
+    looked: list[str] = []
+    monkeypatch.setattr(
+        "schedc.editor.findings.findings", lambda source: looked.append(source.name) or findings(source)
+    )
+    result = schedc("check", str(tmp_path), "--fix")
+    assert (result.exit_code, result.stderr.count("fixed ")) == (0, 60)
+    assert [sum(Path(each).stem == name for each in looked) for name in ("right", "slips")] == [1, 61]
