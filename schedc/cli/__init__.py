@@ -18,6 +18,7 @@ import click
 from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 from schedc.cli.examples import EXAMPLES
+from schedc.cli.failures import keep_words, print_failure
 from schedc.cli.screen import options_of_all
 
 COMMANDS = {
@@ -66,8 +67,12 @@ class _Group(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from schedc.diagnostics import did_you_mean
 
-            raise click.UsageError(f"No such command {args[0]!r}. {did_you_mean(args[0], COMMANDS)}".rstrip(), ctx)
+            raise click.UsageError(f"No such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}".rstrip("; "), ctx)
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        keep_words(ctx, args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         from schedc.diagnostics import DiagnosticError, RequestError
@@ -75,15 +80,17 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except RequestError as error:
+            print_failure(ctx, USAGE, found=error.diagnostics)
             print_findings(error.diagnostics)
             ctx.exit(USAGE)
         except DiagnosticError as error:
+            print_failure(ctx, FINDINGS, found=error.diagnostics)
             print_findings(error.diagnostics)
             ctx.exit(FINDINGS)
         except click.UsageError as error:
-            if hint := _slip(error):
-                raise click.UsageError(f"{error.format_message()} {hint}", error.ctx) from None
-            raise
+            message = f"{error.format_message()} {_slip(error)}".rstrip()
+            print_failure(ctx, USAGE, message)
+            raise click.UsageError(message, error.ctx) from None
         except KeyboardInterrupt:
             # a terminal has written ^C
             click.echo("\ninterrupted" if sys.stderr.isatty() else "interrupted", err=True)
@@ -91,8 +98,11 @@ class _Group(click.Group):
         except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
             raise
         except OSError as error:
-            raise click.UsageError(f"{error.filename or 'file'}: {error.strerror or error}") from None
+            message = f"{error.filename or 'file'}: {error.strerror or error}"
+            print_failure(ctx, USAGE, message)
+            raise click.UsageError(message) from None
         except Exception:
+            print_failure(ctx, INTERNAL)
             traceback.print_exc()
             click.echo("schedc: this is a fault of schedc, not of your file; please report the lines above", err=True)
             ctx.exit(INTERNAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from schedc.cli.completion import complete_size
+from schedc.cli.failures import print_failed
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.screen import coloured, is_quiet, painter, write_note
 
@@ -165,7 +165,7 @@ def failures_told(schema: str, as_json: bool) -> Iterator[None]:
         yield
     except DiagnosticError as error:
         if as_json:
-            click.echo(json.dumps(failed_json(error.diagnostics, schema)))
+            print_failed(failed_json(error.diagnostics, schema))
         raise
 
 

@@ -71,7 +71,7 @@ def _field(field: OutputField, closed: bool) -> dict[str, Any]:
 
 def _typed(text: str, fields: tuple[OutputField, ...], closed: bool) -> dict[str, Any]:
     """The JSON Schema of a type as it is written."""
-    if len(parts := re.split(r" \| (?![^\[{]*[\]}])", text)) > 1:
+    if len(parts := _alternatives(text)) > 1:
         return {"anyOf": [_typed(each, fields, closed) for each in parts]}
     if text[0] == "[":
         return {"type": "array", "items": _typed(text[1:-1], fields, closed)}
@@ -88,6 +88,15 @@ def _typed(text: str, fields: tuple[OutputField, ...], closed: bool) -> dict[str
     if text in shapes():
         return {"$ref": f"#/$defs/{text}"}
     raise CompilerBug("schemas", f"no type {text!r} in the table of outputs")
+
+
+def _alternatives(text: str) -> list[str]:
+    """The types between which a type leaves the choice, outside of brackets: ``{a | b} | null`` are two."""
+    parts = [""]
+    for part in text.split(" | "):
+        open_brackets = sum(parts[-1].count(sign) for sign in "[{") - sum(parts[-1].count(sign) for sign in "]}")
+        parts = [*parts[:-1], f"{parts[-1]} | {part}"] if open_brackets else [*parts, part]
+    return parts[1:]
 
 
 def _used(shape: OutputShape) -> set[str]:

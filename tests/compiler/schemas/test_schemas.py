@@ -36,6 +36,12 @@ def test_a_line_that_is_no_field_is_our_fault(text: str) -> None:
         list(read_shapes(text))
 
 
+def test_a_choice_may_stand_inside_of_brackets() -> None:
+    costs = json_schema("schedc.check")["anyOf"][0]["properties"]["costs"]
+    number = {"type": "number"}
+    assert costs["additionalProperties"] == {"anyOf": [number, {"type": "array", "items": number}]}
+
+
 def test_every_shape_is_used_and_every_command_is_told() -> None:
     used = {name for each in outputs() for name in json_schema(each).get("$defs", {})}
     assert shapes().keys() - outputs().keys() == used | {"failed"}
