@@ -28,7 +28,7 @@ class Fix(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """A text after edits, the findings that they mended, and those that are left."""
+    """A text after edits, with the findings that the edits mended, and with the findings that stay."""
 
     source: Source
     done: list[Diagnostic]
