@@ -35,7 +35,8 @@ def schedule_of(seed: int, draw: random.Random) -> Schedule:
     """A random order, or one of the library, which has fewer cells that nothing waits for."""
     if seed % 2:
         return with_recomputation(random_schedule(seed), seed) if seed % 3 == 0 else random_schedule(seed)
-    return legal_schedule(open_input(draw.choice(NAMES)), {"P": draw.choice((2, 4)), "M": draw.choice((4, 8, 12))})
+    ranks = draw.choice((2, 4))
+    return legal_schedule(open_input(draw.choice(NAMES)), {"P": ranks, "M": ranks * draw.choice((2, 3, 6))})
 
 
 def search_of(schedule: Schedule, draw: random.Random) -> OffloadSearch:
