@@ -25,10 +25,12 @@ import torch.distributed as dist
 import schedc
 from schedc.diagnostics import DiagnosticError, clean
 from schedc.ir.load import load_program
+from schedc.ir.program import Program
 from schedc_runtime.audit.fitness import device_facts
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.agreement import program_digest
+from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.join import join
 
 SMALL, LARGE = 8, 4_000_000
@@ -38,15 +40,41 @@ SLOW = 0.5
 """A link is slow below this share of the median speed of its kind."""
 
 
+class NeededMesh(NamedTuple):
+    """What a program and its plan need of a job.
+
+    ranks: of the pipeline. peers: processes of each, at least. exact: whether further ones would be no replicas, as the
+    plan says all. node: ranks that a node is to have, or a multiple; 1 where no plan says it. says: the axes, in words.
+    """
+
+    ranks: int
+    peers: int = 1
+    exact: bool = False
+    node: int = 1
+    says: str = ""
+
+    @classmethod
+    def of(cls, program: Program) -> NeededMesh:
+        """Raises `RuntimeFault` for a plan that no mesh serves."""
+        plan, mesh = program.plan, mesh_for(program.plan, program, None)
+        peers, parallel = mesh.size // mesh.pipeline, plan.parallel
+        if parallel is None:
+            says = f"{peers} expert ranks" if peers > 1 else ""
+            return cls(program.ranks, peers, node=mesh.per_node or 1, says=says)
+        axes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "dp": parallel.dp}
+        says = f"{peers} processes: {', '.join(f'{axis} {size}' for axis, size in axes.items())}"
+        return cls(program.ranks, peers, True, min(parallel.node, mesh.size) or mesh.per_node or 1, says)
+
+
 class RankFacts(NamedTuple):
-    """What a rank says of itself. program: digest, empty without a program. ranks: of the program, 0 without one."""
+    """What a rank says of itself. program: digest, empty without a program. needs: of the program."""
 
     host: str
     local: int
     versions: Mapping[str, str]
     device: str
     program: str
-    ranks: int
+    needs: NeededMesh | None
 
 
 class MeasuredLink(NamedTuple):
@@ -75,7 +103,7 @@ def facts_here(path: Path | None, device: torch.device) -> RankFacts:
         versions,
         device_facts(device)["device"],
         "" if program is None else program_digest(program)[:16],
-        0 if program is None else program.ranks,
+        None if program is None else NeededMesh.of(program),
     )
 
 
@@ -85,9 +113,11 @@ def checks(facts: Sequence[RankFacts], links: Sequence[MeasuredLink]) -> Iterato
     yield _alike("device", [each.device for each in facts])
     if any(each.program for each in facts):
         yield _alike("program", [each.program or "no program" for each in facts])
-        yield _mesh(len(facts), facts[0].ranks)
+    needs = next((each.needs for each in facts if each.needs), None)
+    if needs:
+        yield _mesh(len(facts), needs)
     if len(facts) > 1:
-        yield _order([each.host for each in facts])
+        yield _order([each.host for each in facts], needs.node if needs else 1)
         yield _links([each.host for each in facts], links)
 
 
@@ -104,16 +134,26 @@ def _alike(what: str, values: Sequence[str]) -> DoctorCheck:
     return DoctorCheck(what, not others, f"{most}{' but ' if others else ''}{', '.join(others)}")
 
 
-def _mesh(world: int, ranks: int) -> DoctorCheck:
-    if world == 1:
-        return DoctorCheck("mesh", True, f"the program has {ranks} ranks; start as many by torchrun")
-    if world % ranks:
-        return DoctorCheck("mesh", False, f"{world} processes are no multiple of the program's {ranks} ranks")
-    return DoctorCheck("mesh", True, f"{ranks} pipeline ranks x {world // ranks} replicas")
+def _mesh(world: int, needs: NeededMesh) -> DoctorCheck:
+    """Whether the processes are those of the program and its plan."""
+    pipeline, least = (
+        f"{needs.ranks} pipeline ranks{f' x {needs.says}' if needs.says else ''}",
+        needs.ranks * needs.peers,
+    )
+    replicas, left = divmod(world, least)
+    if world == 1 < least:
+        return DoctorCheck("mesh", True, f"the program has {pipeline}; start {least} by torchrun")
+    if left or (needs.exact and replicas > 1):
+        wanted = f"{least}" if needs.exact else f"a multiple of {least}"
+        return DoctorCheck("mesh", False, f"{world} processes; {pipeline} take {wanted}")
+    return DoctorCheck("mesh", True, pipeline if needs.exact else f"{pipeline} x {replicas} replicas")
 
 
-def _order(hosts: Sequence[str]) -> DoctorCheck:
-    """Whether the ranks of a node follow each other, so that most messages stay inside of nodes."""
+def _order(hosts: Sequence[str], node: int) -> DoctorCheck:
+    """Whether the ranks of a node follow each other, so that most messages stay inside of nodes, and fill the plan's.
+
+    node: ranks of a node of the plan.
+    """
     crossing = sum(a != b for a, b in pairwise(hosts))
     nodes = dict.fromkeys(hosts)
     counts = sorted(Counter(hosts).values())
@@ -123,6 +163,8 @@ def _order(hosts: Sequence[str]) -> DoctorCheck:
         return DoctorCheck("order", False, says)
     if counts[0] != counts[-1]:
         return DoctorCheck("order", False, f"nodes have {counts[0]} to {counts[-1]} ranks")
+    if counts[0] % node:
+        return DoctorCheck("order", False, f"nodes have {counts[0]} ranks, and the plan is for {node} in each")
     return DoctorCheck(
         "order", True, f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} of {counts[0]} ranks in a row"
     )

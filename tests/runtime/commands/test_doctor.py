@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import schedc
 from schedc.cli import main
-from schedc_runtime.commands.doctor import DoctorCheck, MeasuredLink, RankFacts, checks
+from schedc.ir.parallel import Parallel
+from schedc.ir.plan import Plan, Topology
+from schedc_runtime.commands.doctor import DoctorCheck, MeasuredLink, NeededMesh, RankFacts, checks
 from support.outputs import faults
 from support.warm_command import run_python, run_torchrun
 
 VERSIONS = {"schedc": "0.1.0", "torch": "2.13.0"}
-HEALTHY = [RankFacts(f"node{rank // 2}", rank % 2, VERSIONS, "cpu", "ab12", 2) for rank in range(4)]
+HEALTHY = [RankFacts(f"node{rank // 2}", rank % 2, VERSIONS, "cpu", "ab12", NeededMesh(2)) for rank in range(4)]
 LINKS = [MeasuredLink(0, 1e-5, 4e9), MeasuredLink(1, 3e-5, 1e9), MeasuredLink(2, 1e-5, 4.2e9)]
 
 
@@ -43,7 +47,9 @@ def test_ranks_that_fit_together() -> None:
         (1, {"program": "cd34"}, "program", "ab12 but rank 1 has cd34"),
         (1, {"program": ""}, "program", "rank 1 has no program"),
         (1, {"host": "node1"}, "order", "nodes have 1 to 3 ranks"),
-        (0, {"ranks": 3}, "mesh", "4 processes are no multiple of the program's 3 ranks"),
+        (0, {"needs": NeededMesh(3)}, "mesh", "4 processes; 3 pipeline ranks take a multiple of 3"),
+        (0, {"needs": NeededMesh(2, 1, True, 1, "tp 1")}, "mesh", "4 processes; 2 pipeline ranks x tp 1 take 2"),
+        (0, {"needs": NeededMesh(2, 2, True, 4)}, "order", "nodes have 2 ranks, and the plan is for 4 in each"),
     ],
 )  # fmt: skip
 def test_a_rank_that_does_not_fit_is_named(rank: int, change: dict[str, object], what: str, said: str) -> None:
@@ -52,6 +58,23 @@ def test_a_rank_that_does_not_fit_is_named(rank: int, change: dict[str, object],
     wrong = [each for each in answers(facts, links).values() if not each.right]
     assert [each.what for each in wrong] == [what]
     assert said in wrong[0].says
+
+
+def test_what_a_plan_needs_of_a_job() -> None:
+    plan = Plan(parallel=Parallel(tp=2, of="attention", cp=2, ep=4, dp=1, devices=8, node=8))
+    program = schedc.compile("1f1b", P=2, M=2)
+    assert NeededMesh.of(program) == NeededMesh(2)
+    assert NeededMesh.of(replace(program, plan=Plan(topology=Topology(2, 4)))) == NeededMesh(
+        2, 8, False, 4, "8 expert ranks"
+    )
+    needs = NeededMesh.of(replace(program, plan=plan))
+    assert needs == NeededMesh(2, 4, True, 8, "4 processes: tp 2, cp 2, ep 4, dp 1")
+    facts = [HEALTHY[0]._replace(needs=needs)]
+    assert answers(facts, [])["mesh"] == DoctorCheck(
+        "mesh", True, "the program has 2 pipeline ranks x 4 processes: tp 2, cp 2, ep 4, dp 1; start 8 by torchrun"
+    )
+    assert answers(facts * 8, [])["mesh"].right
+    assert [answers(facts * count, [])["mesh"].right for count in (2, 4, 6, 16)] == [False] * 4
 
 
 def test_alternating_nodes_and_a_slow_link_are_named() -> None:
