@@ -21,13 +21,13 @@ browser:  ## for tests/compiler/drawing/test_html_*.py, which are skipped withou
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 
-trainers: build/trainers/.ready  ## for test_trainers.py and test_megatron_core.py of tests/compiler/interchange, skipped without it: torchtitan, NeMo AutoModel and megatron-core
+trainers: build/trainers/.ready  ## for test_trainers.py, test_lora.py and test_megatron_core.py of tests/compiler/interchange, skipped without it: torchtitan, NeMo AutoModel, megatron-core and PEFT
 
 # Without their dependencies, which would move the pins above (NeMo AutoModel wants another transformers).
 build/trainers/.ready: constraints.txt | setup
 	rm -rf build/trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trainers -c constraints.txt \
-	  torchtitan nemo-automodel megatron-core tyro docstring-parser typeguard dill spmd-types
+	  torchtitan nemo-automodel megatron-core peft tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
 sarif: build/sarif-2.1.0.json  ## for the tests of findings as SARIF, which need it to ask the published schema: from npm, where a package of Microsoft carries it

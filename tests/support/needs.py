@@ -37,6 +37,7 @@ _REMEDIES = {
     "torchtitan": "make trainers",
     "nemo_automodel": "make trainers",
     "megatron": "make trainers",
+    "peft": "make trainers",
 }
 
 
@@ -55,7 +56,7 @@ def lacking(name: str) -> str:
     elif name == "sarif":
         present = not BARE and SARIF_SCHEMA.exists()
     elif remedy == "make trainers":
-        present = not BARE and (TRAINERS / ".ready").exists()
+        present = not BARE and (TRAINERS / ".ready").exists() and (TRAINERS / name).is_dir()
     else:
         present = find_spec(name.partition(".")[0]) is not None and (name != "cairosvg" or _loads(name))
     return "" if present else f"no {name}: {remedy}"
