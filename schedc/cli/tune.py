@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _SECONDS = 30.0
 _CHUNKS = "chunks"
 """What stands behind numbers of --memory in its former unit, for one release."""
+_DIGITS = 5e-6
+"""Relative: 2.33333, as reports have it, is 7 chunks of 3."""
 
 
 @click.command(epilog=EPILOG)
@@ -199,4 +201,6 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     if unit.size != 1:
         write_note(f"note: --memory is now in microbatches of a rank, of {unit.size:g} chunks each here; "
                    f"`{memory}{_CHUNKS}` is what `{memory}` was")  # fmt: skip
-    return np.broadcast_to(values * unit.size, (seed.ranks,))
+    chunks = values * unit.size
+    whole = np.rint(chunks)
+    return np.broadcast_to(np.where(np.isclose(chunks, whole, rtol=_DIGITS, atol=0), whole, chunks), (seed.ranks,))

@@ -30,6 +30,7 @@ from schedc.step.costs.given import check_given
 from schedc.step.dependencies import Dependencies, needs_of
 from schedc.step.durations import alone, duration
 from schedc.step.timeline import durations
+from schedc.units import plain
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 
@@ -50,6 +51,10 @@ class CapUnit(NamedTuple):
         """A memory in the unit of the cost `activation`, for people: ``4 microbatches``."""
         name = self.name.removesuffix("es") if value == self.size else self.name
         return f"{value / self.size:.10g} {name}".rstrip()
+
+    def numbers(self, values: Floats) -> str:
+        """Memories in this unit with six digits, rounded up to be caps in turn: ``1.25, 2.33334``."""
+        return ", ".join(plain(value, up=True) for value in (values / self.size).tolist())
 
     def __str__(self) -> str:
         return f"in {self.name} of a rank" if self.name else "in the unit of the cost `activation`"

@@ -382,7 +382,7 @@ def _cost(problem: SearchProblem, objective: str, ticks: int) -> float:
 
 
 def _needs(problem: SearchProblem, peak: Floats, what: str) -> str:
-    return f"{what}: {', '.join(f'{each:g}' for each in peak / problem.cap_unit.size)} on ranks 0 to {peak.size - 1}"
+    return f"{what}: {problem.cap_unit.numbers(peak)} on ranks 0 to {peak.size - 1}"
 
 
 def _nothing_fits(
@@ -391,7 +391,7 @@ def _nothing_fits(
     """The finding S407: no order within the cap. needs: the memory that would suffice, as far as it is known."""
     if caps is None:
         raise CompilerBug("search", "no order without a cap")
-    shown = ", ".join(f"{cap:g}" for cap in (caps[:1] if (caps == caps[0]).all() else caps) / problem.cap_unit.size)
+    shown = problem.cap_unit.numbers(caps[:1] if (caps == caps[0]).all() else caps)
     status = "infeasible" if result is None else result.status
     said = {"infeasible": "exists", "missing": "was found without the solver"}.get(status, "was found in this time")
     message = f"no order within a memory of {shown} ({problem.cap_unit}) {said}"

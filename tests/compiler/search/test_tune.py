@@ -21,7 +21,7 @@ from schedc.inputs import open_input, open_order
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import OpWindows, combinatorial_bound
-from schedc.search.problem import Freedom, problem_of
+from schedc.search.problem import Freedom, cap_unit, problem_of
 from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
 from schedc.search.ticks import grid_for
@@ -181,7 +181,7 @@ def test_the_least_memory_that_is_named_suffices(name: str) -> None:
     assert found.code == "S407"
     assert "exists" in found.message
     named = found.help.split("least: ")[1].split(" on")[0]
-    caps = np.array([float(part) for part in named.split(",")])
+    caps = np.array([float(part) for part in named.split(",")]) * cap_unit(seed, costs).size
     quick = Effort(seconds=None, work=0.01, workers=1)
     assert (tune(seed, costs, caps=caps, freedom=kinds, effort=quick).best.peak <= caps).all()
     for rank in range(4):
@@ -367,3 +367,5 @@ def test_the_cap_is_in_microbatches_of_a_rank_as_in_compare() -> None:
     weighed = facts_of("tune", "zbv", *size, "--memory", "40", "--cost", "activation=5", *few)
     assert (weighed["memory"], weighed["memory_unit"]) == ([40] * 4, 1)
     assert facts_of("tune", "seq1f1b", "--memory", "2", *few)["memory_unit"] == 2
+    thirds = facts_of("tune", "interleaved_1f1b", *size, "-D", "v=3", "--memory", "2.33333", *few)
+    assert thirds["memory"] == [7] * 4
