@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -74,7 +75,14 @@ def _inside(source: Source, span: Span) -> Span:
 
 
 def _artifact(source: Source) -> dict[str, str]:
-    return {"uri": quote(source.place.replace("\\", "/"))}
+    return {"uri": quote(_from_root(source.place))}
+
+
+def _from_root(place: str) -> str:
+    """The path of a file from the root of its git repository, which is where both tools look for it."""
+    path = Path(place).absolute()
+    root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
+    return place.replace("\\", "/") if root is None or not path.exists() else path.relative_to(root).as_posix()
 
 
 def _region(span: Span) -> dict[str, int]:
@@ -86,7 +94,7 @@ def to_github(findings: Sequence[Diagnostic]) -> Iterator[str]:
     for finding in findings:
         span, fields = finding.primary.span, [f"title={_field(f'{finding.code} {CODES[finding.code].title}')}"]
         if finding.source is not None:
-            fields.append(f"file={_field(finding.source.place)}")
+            fields.append(f"file={_field(_from_root(finding.source.place))}")
             if span != NOWHERE:
                 fields += [f"line={span.line}", f"col={span.column}"]
                 fields += [f"endLine={span.end_line}", f"endColumn={span.end_column}"]

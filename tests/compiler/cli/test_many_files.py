@@ -66,6 +66,17 @@ def test_annotations_stand_at_the_places_of_findings(files: Path) -> None:
     assert schedc("check", "1f1b", "--format", "github").stdout == ""
 
 
+def test_places_are_seen_from_the_root_of_the_repository(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (files / ".git").mkdir()
+    monkeypatch.chdir(files / "below")
+    for given in (".", "wrong.sched", str(files / "below" / "wrong.sched")):
+        assert ",file=below/wrong.sched,line=8," in schedc("check", given, "--format", "github").stdout
+        (run,) = json.loads(schedc("check", given, "--format", "sarif").stdout)["runs"]
+        place = run["results"][0]["locations"][0]["physicalLocation"]
+        assert place["artifactLocation"] == {"uri": "below/wrong.sched"}
+        assert json.loads(schedc("check", given, "--json").stdout)["schema"].startswith("schedc.check")
+
+
 def test_sarif_has_every_finding_with_a_rule_that_explains_it() -> None:
     figures = sarif()
     assert (figures["failed"], figures["wrong"]) == (0, [])
