@@ -94,6 +94,24 @@ def json_argument(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")(command)
 
 
+class PageFile(click.Path):
+    """The path of a page that is written: its suffix is .html or .htm."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if Path(str(path)).suffix.lower() not in (".html", ".htm"):
+            self.fail(f"{value}: it is a page that is written, FILE.html", param, ctx)
+        return path
+
+
+def page_argument(command: F) -> F:
+    """Adds -o FILE for a page, which the command gets as ``output``."""
+    return click.option("-o", "--output", type=PageFile(), metavar="FILE.html", help="File for a page.")(command)
+
+
 def output_argument(command: F) -> F:
     """Adds -o FILE, which the command gets as ``output``."""
     return click.option(

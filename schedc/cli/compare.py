@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, FINDINGS, json_argument, sizes_argument, write
-from schedc.cli.completion import complete_schedule
+from schedc.cli.common import EPILOG, FINDINGS, json_argument, page_argument, sizes_argument, write
 from schedc.cli.cost_words import SCALED, SPLIT, check_scaled, scaled_arguments
 from schedc.cli.frontier import DEFAULT, MOST_RANKS, check_priced
+from schedc.cli.given import ScheduleArgument
 from schedc.cli.plan_request import above_zero
 
 if TYPE_CHECKING:
+    from schedc.load.library import Text
     from schedc.step.costs.costs import Costs
 
 _MOST_DRAWN = 64
@@ -22,21 +23,19 @@ _MOST_DRAWN = 64
 
 
 @click.command(epilog=EPILOG)
-@click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", shell_complete=complete_schedule)
+@click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", type=ScheduleArgument())
 @sizes_argument
 @scaled_arguments(SCALED, "a comparison", cells=True)
 @click.option(
     "--memory",
     metavar="MICROBATCHES",
     callback=above_zero("how many microbatches a rank can hold"),
-    help="Microbatches that a rank can hold.",
+    help="Microbatches that a rank can hold (memory in the unit of the cost `activation`, if that is set).",
 )
 @json_argument
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for a page, such as compare.html."
-)
+@page_argument
 def compare_command(
-    schedules: tuple[str, ...],
+    schedules: tuple[str | Text, ...],
     sizes: dict[str, int],
     costs: Costs,
     memory: float | None,
@@ -58,6 +57,8 @@ def compare_command(
     sizes = {**DEFAULT, **sizes}
     if output is not None:
         check_scaled(costs, SPLIT, "a page with sliders")
+        if not all(isinstance(each, str) for each in schedules):
+            raise click.UsageError("a page has the texts of files and of the library: save what comes through the pipe")
         check_priced(sizes["P"], sizes["M"], "a page has room where ", _MOST_DRAWN)
     compared = compare_schedules(tuple(dict.fromkeys(schedules)), sizes, costs)
     facts = to_json(sizes["P"], sizes["M"], compared, costs, memory)

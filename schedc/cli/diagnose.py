@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import USAGE, json_argument, print_findings, sizes_argument, write
+from schedc.cli.common import USAGE, PageFile, json_argument, print_findings, sizes_argument, write
 from schedc.cli.cost_words import cost_arguments
 from schedc.cli.given import ScheduleArgument
 
@@ -50,7 +50,7 @@ class _Share(click.ParamType[float]):
 @click.option("--what-if", "questions", multiple=True, metavar="QUESTION", help="Predict the step after a change, "
               "such as 'rank 2 = others' or 'schedule=zbv, M=16'; others are in docs/guide/diagnosis.md.")  # fmt: skip
 @click.option("--above", type=_Share(), default="5%", show_default=True, help="Gain above which the exit status is 3.")
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
+@click.option("--html", "page", type=PageFile(), help="Also write a page.")
 @click.option("--live", is_flag=True, hidden=True)
 @json_argument
 def diagnose_command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument, sizes_argument, write
+from schedc.cli.common import EPILOG, json_argument, page_argument, sizes_argument, write
 from schedc.cli.cost_words import SPLIT, scaled_arguments
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ DEFAULT = {"P": 8, "M": 32}
 @scaled_arguments(SPLIT, "the frontier")
 @json_argument
 @click.option("--time", "seconds", type=click.FloatRange(min=1), help="Seconds to search cells below P microbatches.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the page, such as frontier.html."
-)
+@page_argument
 def frontier_command(
     sizes: dict[str, int], costs: Costs, as_json: bool, seconds: float | None, output: Path | None
 ) -> None:

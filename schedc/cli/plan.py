@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument, sizes_argument
+from schedc.cli.common import EPILOG, PageFile, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
 from schedc.cli.job import KINDS, OLD_KINDS
 from schedc.cli.plan_request import (
@@ -83,10 +83,10 @@ def plan_command() -> None:
     """
 
 
-def _output(help: str) -> Callable[[F], F]:
+def _output(help: str, path: click.Path | None = None) -> Callable[[F], F]:
     """Adds -o and --force."""
-    path = click.Path(path_type=Path)
-    output = click.option("-o", "--output", type=path, metavar="PATH", help=help)
+    kind = path or click.Path(path_type=Path)
+    output = click.option("-o", "--output", type=kind, metavar="PATH", help=help)
     force = click.option("--force", is_flag=True, help="Write over what is there already.")
     return lambda command: output(force(command))
 
@@ -148,7 +148,7 @@ def predict_command(rows: Path, fit_file: Path | None, force_fit: bool, as_json:
 @plan_command.command("compare", epilog=EPILOG)
 @click.argument("first", type=_FILE, metavar="A.sched")
 @click.argument("second", type=_FILE, metavar="B.sched")
-@_output("Write a page, FILE.html.")
+@_output("Write a page, FILE.html.", PageFile())
 @json_argument
 def compare_plans_command(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
     """Say why one of two written plans is faster.

@@ -15,8 +15,6 @@ def print_comparison(paths: tuple[Path, Path], output: Path | None, force: bool,
     from schedc.report.plan_files import load_plan_facts
     from schedc.report.waterfalls import to_json, to_text
 
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise click.UsageError(f"-o {output}: compare writes a page, FILE.html")
     if output is not None and output.exists() and not force:
         raise click.UsageError(f"-o {output} is there already; write over it with --force")
     loaded = [load_plan_facts(path) for path in paths]

@@ -18,6 +18,7 @@ from schedc.frontier.points import FrontierPoint, chunk_costs, command_of, point
 from schedc.inputs import open_input
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.load.library import Text
 from schedc.plan.passes import lower
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, reduce_by_rank
@@ -57,18 +58,26 @@ class ComparedSchedule:
     blocks: tuple[str, ...] = ()
 
 
-def compare_schedules(names: Sequence[str], sizes: Mapping[str, int], costs: Costs) -> list[ComparedSchedule]:
+def compare_schedules(names: Sequence[str | Text], sizes: Mapping[str, int], costs: Costs) -> list[ComparedSchedule]:
     """All schedules at the same ranks and microbatches. costs: of a microbatch on a rank.
 
     sizes: ``P`` and ``M`` are the ranks and the microbatches of each, and other sizes go to schedules that have them.
     Raises `RequestError` (S111) for a size that none has.
     """
-    inputs = {name: open_input(name) for name in names}
+    inputs = {_label(name): open_input(name) for name in names}
     known = {name for tree in inputs.values() for name in _free(tree)} | set(_COUNTED)
     if unknown := sorted(set(sizes) - known):
         help = did_you_mean(unknown[0], known)
         raise RequestError([Diagnostic("S111", f"no schedule has a size `{unknown[0]}`", help=help)])
     return [_compared(name, tree, sizes, costs) for name, tree in inputs.items()]
+
+
+def _label(name: str | Text) -> str:
+    """What the command line names a schedule by: ``-`` for standard input, and the path of another pipe."""
+    if isinstance(name, str):
+        return name
+    place = "-" if name.source.name == "<stdin>" else name.source.name
+    return f"{place}:{name.wanted}" if name.wanted else place
 
 
 def compared_latencies(costs: Costs) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -76,8 +77,8 @@ def command_of(sized: SizedSchedule, costs: Costs) -> str:
     given, default = {key: getattr(costs, key) for key in NAMES}, Costs()
     sizes = "".join(f" -D {name}={value}" for name, value in sized.sizes.items())
     options = "".join(f" --cost {k}={v:.12g}" for k, v in given.items() if v != getattr(default, k))
-    file = "" if costs.cell is None or costs.source is None else f" --cost-file {costs.source.name}"
-    return f"schedc check {sized.name}{sizes}{options}{file}"
+    file = "" if costs.cell is None or costs.source is None else f" --cost-file {quote(costs.source.name)}"
+    return f"schedc check {quote(sized.name)}{sizes}{options}{file}"
 
 
 def floor_lines(ranks: int, microbatches: int, costs: Costs) -> Iterator[FloorLine]:

@@ -60,10 +60,12 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
     """A table of the schedules, and what wins where. facts: those of `to_json`."""
     inside = any(row["stages"] for row in facts["schedules"])
     where = f"P = {facts['ranks']}, M = {facts['microbatches']}"
+    weighed = "activation" in facts["costs"]
     if inside:
         yield f"{where}: times from inside cells, in the unit of [cell]; memory in microbatches of a rank"
     else:
-        yield f"{where}: times and memory in microbatches of a rank, which takes {costs_text(facts['costs'])}"
+        what, unit = ("times", "; memory in the unit of `activation`") if weighed else ("times and memory", "")
+        yield f"{where}: {what} in microbatches of a rank, which takes {costs_text(facts['costs'])}{unit}"
     rows = facts["schedules"]
     width = max(len(row["title"]) for row in rows)
     yield f"  {'schedule':<{width}}     step   bubble   ratio   memory  copies  messages  needs"
@@ -78,7 +80,7 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
             f"  {', '.join(row['needs']) or '-'}"
         )
     if facts["memory"] is not None and any(row["fits"] is False and not row["refused"] for row in rows):
-        yield f">: holds more than the {facts['memory']:g} microbatches of --memory"
+        yield f">: holds more than the {facts['memory']:g}{' microbatches' * (not weighed)} of --memory"
     yield from _winners(facts)
 
 

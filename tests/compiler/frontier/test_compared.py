@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from schedc.cli import main
 from schedc.load.library import load
 from support.commands import facts_of, schedc
 from support.door_cases import is_checked
@@ -97,12 +101,23 @@ def test_a_page_above_16_ranks_has_no_floors(tmp_path: Path) -> None:
 
 
 def test_an_own_schedule_takes_its_ranks_by_role(tmp_path: Path) -> None:
-    path = tmp_path / "mine.sched"
+    path = tmp_path / "my own.sched"
     text = load("1f1b").text.replace("P: ranks", "N: ranks").replace("M: microbatches", "K: microbatches")
     path.write_text(re.sub(r"\bP\b", "N", re.sub(r"\bM\b", "K", text)), encoding="utf-8")
     mine, library = facts_of("compare", str(path), "1f1b", "-D", "P=3", "-D", "M=5")["schedules"]
     assert mine["makespan"] == library["makespan"]
-    assert facts_of(*mine["command"].split()[1:])["makespan"] == mine["makespan"]
+    assert facts_of(*shlex.split(mine["command"])[1:])["makespan"] == mine["makespan"]
+    piped = CliRunner().invoke(main, ["compare", "-", "-D", "P=3", "-D", "M=5", "--json"], input=path.read_text())
+    assert json.loads(piped.stdout)["schedules"][0]["makespan"] == mine["makespan"]
+    refused = CliRunner().invoke(main, ["compare", "-", "-o", "page.html"], input=path.read_text())
+    assert (refused.exit_code, "save what comes through the pipe" in refused.output) == (2, True)
+
+
+def test_memory_has_the_unit_of_its_cost_where_that_is_given() -> None:
+    lines = schedc("compare", "zbv", "-D", "P=2", "-D", "M=4", "--cost", "activation=3", "--memory", "5").stdout
+    assert "activation = 3; memory in the unit of `activation`\n" in lines
+    assert ">: holds more than the 5 of --memory\n" in lines
+    assert "shortest from memory 6 on: zbv\n" in lines
 
 
 def test_a_size_that_is_named_as_another_one_is_refused(tmp_path: Path) -> None:
@@ -126,6 +141,7 @@ def test_steps_without_work_have_no_bubble() -> None:
         (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
         (("1f1b", "-D", "P=65", "-o", "page.html"), "a page has room where P is from 2 to 64"),
+        (("1f1b", "-o", "page.svg"), "page.svg: it is a page that is written, FILE.html"),
         (("1f1b", "--memory", "0"), "0"),
         (("1f1b", "--memory", "nan"), "'nan' is no number above 0"),
         ((), "SCHEDULE"),
