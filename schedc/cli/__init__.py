@@ -146,5 +146,5 @@ def main(ctx: click.Context) -> None:
     command = _Group.get_command(ctx.command, ctx, name) if isinstance(ctx.command, _Group) else None
     if command is not None:
         inner = command.commands if isinstance(command, click.Group) else {}
-        own = {each: defaults_for(one, (name, each), Path.cwd()) for each, one in inner.items()}
-        ctx.default_map = {name: own or defaults_for(command, (name,), Path.cwd())}
+        own = {each: defaults_for(one, (name, each), Path.cwd(), COMMANDS) for each, one in inner.items()}
+        ctx.default_map = {name: own or defaults_for(command, (name,), Path.cwd(), COMMANDS)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +11,37 @@ import click
 
 ALLOWED = ("color", "cost", "cost-file", "define", "format", "ranks", "quiet", "time", "width")
 """Options that a file may set: those that say how a result is made or shown. None of them writes a file."""
+FORMATS = frozenset(("text", "json", "sarif", "github", "npz", "svg", "png", "pdf", "html", "term", "dot"))
+"""What `format` may be in one command or another."""
+_PAIRS = ("cost", "define")
 _OWN, _PROJECT = "schedc.toml", "pyproject.toml"
 
 
-def defaults_for(command: click.Command, words: tuple[str, ...], folder: Path) -> dict[str, Any]:
+def defaults_for(
+    command: click.Command, words: tuple[str, ...], folder: Path, commands: Collection[str]
+) -> dict[str, Any]:
     """The defaults of a command, as click's ``default_map`` has them. words: its name, such as ``plan search``.
 
-    Options at the top of the file are for every command that has them. A table with the name of a command is for this
-    command, and goes before. Raises `click.UsageError` for a file that cannot be read, and for a word that is no
-    option.
+    commands: the first words of all. Options at the top of the file are for every command that takes them. A table
+    with the name of a command is for this command, and goes before. Raises `click.UsageError` for a file that cannot
+    be read, and for a word that is no option or no command.
     """
     found = next(_files(folder), None)
     if found is None:
         return {}
     path, table = found
-    own = _option_names(command)
+    own = _options(command)
     name = " ".join(words)
     tables = {key: value for key, value in table.items() if isinstance(value, dict) and key not in ALLOWED}
     common = {key: value for key, value in table.items() if key not in tables}
     _check(path, "", common, ALLOWED)
     for key, each in tables.items():
+        _check_command(path, key, commands)
         _check(path, f"[{key}] ", each, ALLOWED)
-    chosen = {key: value for key, value in common.items() if key in own} | tables.get(name, {})
+    chosen = {key: value for key, value in common.items() if key in own and _is_taken(key, own[key], value)}
+    chosen |= tables.get(name, {})
     _check(path, f"[{name}] ", chosen, tuple(own))
-    return {own[key]: _value(key, value, path.parent) for key, value in chosen.items()}
+    return {str(own[key].name): _value(key, value, own[key], path) for key, value in chosen.items()}
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -53,11 +60,26 @@ def _read(path: Path) -> dict[str, Any]:
         raise click.UsageError(f"{path}: {error}") from None
 
 
-def _option_names(command: click.Command) -> dict[str, str]:
-    """By the longest spelling of an option that a file may set, its name for click."""
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """By its longest spelling each option that a file may set."""
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-    spelled = {max(each.opts, key=len).removeprefix("--"): str(each.name) for each in options}
-    return {word: name for word, name in spelled.items() if word in ALLOWED}
+    spelled = {max(each.opts, key=len).removeprefix("--"): each for each in options}
+    return {word: option for word, option in spelled.items() if word in ALLOWED}
+
+
+def _is_taken(key: str, option: click.Option, value: Any) -> bool:
+    """Whether a value at the top of a file is for a command with this option: each has its own forms."""
+    forms = {value} if isinstance(value, str) else set(value) if isinstance(value, list) else set()
+    own = isinstance(option.type, click.Choice) and forms <= set(option.type.choices)
+    return key != "format" or own or not forms <= FORMATS
+
+
+def _check_command(path: Path, words: str, commands: Collection[str]) -> None:
+    from schedc.diagnostics import did_you_mean
+
+    first = words.split()[0] if words.split() else ""
+    if first not in commands:
+        raise click.UsageError(f"{path}: [{words}] is no command; {did_you_mean(first, commands)}".rstrip("; "))
 
 
 def _check(path: Path, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -69,8 +91,12 @@ def _check(path: Path, where: str, table: Mapping[str, Any], known: tuple[str, .
             raise click.UsageError(f"{path}: {where}{key} is no option with a default; {near}")
 
 
-def _value(key: str, value: Any, folder: Path) -> Any:
+def _value(key: str, value: Any, option: click.Option, path: Path) -> Any:
     """A value as the command line has it: pairs as NAME=VALUE, files beside the file with defaults."""
     if isinstance(value, dict):
         return [f"{name}={each}" for name, each in value.items()]
-    return str(folder / value) if key == "cost-file" and isinstance(value, str) else value
+    if key in _PAIRS and not isinstance(value, list):
+        raise click.UsageError(f'{path}: {key} = {value!r} has no names; write {key} = ["NAME=NUMBER"]')
+    if option.multiple and isinstance(value, str):
+        return [value]
+    return str(path.parent / value) if key == "cost-file" and isinstance(value, str) else value

@@ -115,7 +115,8 @@ class LayoutRequest:
 )
 @click.option("--stages", type=click.IntRange(1), help="Number of stages, one per rank, where no schedule is given.")
 @sizes_argument
-@click.option(
+@renamed(
+    "--layer-cost",
     "--cost",
     "cost_options",
     multiple=True,
@@ -123,10 +124,12 @@ class LayoutRequest:
     help="embedding, dense, moe, mtp, head: time of a part. parameters.KIND, activations.KIND: memory. F, I, W: times"
     " of the forward and of the two backwards, for a part of time 1. p2p: time of a message.",
 )
-@click.option(
+@renamed(
+    "--layer-cost-file",
     "--cost-file",
+    "cost_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same as TOML (docs/reference/layers.md); --cost overrides single values.",
+    help="The same as TOML (docs/reference/layers.md); --layer-cost overrides single values.",
 )
 @click.option(
     "--objective",

@@ -12,6 +12,13 @@ from schedc.cli.screen import write_note
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _written(option: str, value: Any) -> str:
+    """An option as a command line has it. value: True for a flag, several for an option that may be repeated."""
+    return " ".join(
+        option if each is True else f"{option} {each}" for each in (value if isinstance(value, tuple) else [value])
+    )
+
+
 def renamed(
     new: str,
     old: str,
@@ -27,10 +34,9 @@ def renamed(
     place = f"schedc.old{old}"
 
     def take(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
-        if value not in (None, False):
+        if value not in (None, False, ()):
             meant = value if values is None else values[value]
-            said = "" if value is True else f" {meant}"
-            write_note(f"note: `{old}{'' if value is True else f' {value}'}` is now `{new}{said}`")
+            write_note(f"note: `{_written(old, value)}` is now `{_written(new, meant)}`")
             ctx.meta[place] = meant
 
     def give(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 
 import click
 import pytest
 
 from schedc.cli import main
-from schedc.cli.defaults import ALLOWED
+from schedc.cli.defaults import ALLOWED, FORMATS
 from schedc.load.library import load
 from support.commands import schedc
 
@@ -57,6 +58,9 @@ def test_old_spellings_mean_the_new_ones(tmp_path: Path) -> None:
     new, old = (schedc(*layout, option, "9") for option in ("--limit", "--memory"))
     assert (new.exit_code, new.stdout) == (0, old.stdout)
     assert "note: `--memory 9` is now `--limit 9`" in old.stderr
+    costs = schedc(*layout, "--cost", "head=1", "--cost", "dense=2")
+    assert "note: `--cost head=1 --cost dense=2` is now `--layer-cost head=1 --layer-cost dense=2`" in costs.stderr
+    assert costs.stdout == schedc(*layout, "--layer-cost", "head=1", "--layer-cost", "dense=2").stdout != new.stdout
     silent = schedc("fmt", "--check", "-q", str(path))
     assert (silent.exit_code, "note" in silent.stderr) == (1, False)
 
@@ -86,6 +90,9 @@ def test_defaults_come_from_the_nearest_file(tmp_path: Path, monkeypatch: pytest
         ("[check]\ntime = 3\n", "[check] time is no option with a default"),
         ("cost = \n", "schedc.toml: "),
         ('cost = ["G=1"]\n', "G"),
+        ("define = 3\n", 'define = 3 has no names; write define = ["NAME=NUMBER"]'),
+        ("[cehck]\nquiet = true\n", "[cehck] is no command; did you mean `check`?"),
+        ('format = "yaml"\n', "'yaml' is not one of"),
     ],
 )
 def test_a_wrong_default_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
@@ -93,6 +100,25 @@ def test_a_wrong_default_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     result = schedc("check", "1f1b")
     assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_default_form_is_for_the_commands_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "schedc.toml").write_text('format = "npz"\ncost = ["FB=1.5"]\n')
+    monkeypatch.chdir(tmp_path)
+    assert "(P = 4" in schedc("check", "1f1b").stdout
+    assert schedc("show", "1f1b").stdout.startswith("<svg")
+    assert "program.npz" in schedc("compile", "1f1b", "-o", "out").stdout
+    assert not (tmp_path / "out" / "program.json").exists()
+    assert schedc("layout", "--layers", "8", "--stages", "4").exit_code == 0  # whose costs are those of layers
+    choices = [option.type.choices for name in ("check", "compile", "show") for option in _command(name).params
+               if "--format" in option.opts and isinstance(option.type, click.Choice)]  # fmt: skip
+    assert {*chain.from_iterable(choices)} == FORMATS
+
+
+def _command(name: str) -> click.Command:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command
 
 
 def test_no_default_writes_a_file() -> None:

@@ -35,8 +35,8 @@ def run(*arguments: str) -> Result:
 INTERLEAVED = ("--schedule", "interleaved_1f1b", "-D", "P=8", "-D", "v=2", "-D", "M=54")
 
 
-BALANCED = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", *INTERLEAVED, "--cost", "moe=1.4",
-            "--cost", "mtp=1.6", "--cost", "head=0.9", "--cost", "embedding=0.3")  # fmt: skip
+BALANCED = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", *INTERLEAVED, "--layer-cost", "moe=1.4",
+            "--layer-cost", "mtp=1.6", "--layer-cost", "head=0.9", "--layer-cost", "embedding=0.3")  # fmt: skip
 
 
 def test_the_command_as_json() -> None:
@@ -69,8 +69,9 @@ def test_the_command_balances_and_says_why_nothing_is_better() -> None:
 
 def test_the_command_names_what_does_not_fit_into_memory() -> None:
     """Rank 0 holds 4 and per layer 1 + 2, rank 1 holds 2 and per layer 1 + 1: one layer and three need 7 and 8."""
-    least = ("--layers", "4", "--auto", "--schedule", "1f1b", "-D", "P=2", "-D", "M=4", "--cost", "parameters.dense=1",
-             "--cost", "parameters.embedding=4", "--cost", "parameters.head=2")  # fmt: skip
+    least = ("--layers", "4", "--auto", "--schedule", "1f1b", "-D", "P=2", "-D", "M=4",
+             "--layer-cost", "parameters.dense=1", "--layer-cost", "parameters.embedding=4",
+             "--layer-cost", "parameters.head=2")  # fmt: skip
     result = run(*least, "--limit", "7.5")
     assert result.exit_code == 1
     assert "error[S406]: no layout keeps every rank within 7.5: rank 1 holds 8 in the smallest layout" in result.output
@@ -119,12 +120,12 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_wrong_costs_are_wrong_usage(tmp_path: Path) -> None:
-    assert run("Et|L", "--cost", "mow=1").exit_code == 2
+    assert run("Et|L", "--layer-cost", "mow=1").exit_code == 2
     path = tmp_path / "costs.toml"
     path.write_text(COSTS.replace("moe", "mow"), encoding="utf-8")
-    assert run("Et|L", "--cost-file", str(path)).exit_code == 1
+    assert run("Et|L", "--layer-cost-file", str(path)).exit_code == 1
     path.write_text(COSTS, encoding="utf-8")
-    result = run("Et|L", "--dense", "0", "--cost-file", str(path), "--json")
+    result = run("Et|L", "--dense", "0", "--layer-cost-file", str(path), "--json")
     assert json.loads(result.stdout)["load"] == [1.4, 0.9]
 
 
@@ -149,7 +150,7 @@ def test_the_costs_and_the_table_of_the_page() -> None:
 
 HEADS = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", "--objective", "makespan",
          "--schedule", "interleaved_1f1b", "-D", "P=16", "-D", "v=4", "-D", "M=64",
-         "--cost", "moe=1.4", "--cost", "mtp=1.6", "--cost", "embedding=0.3")  # fmt: skip
+         "--layer-cost", "moe=1.4", "--layer-cost", "mtp=1.6", "--layer-cost", "embedding=0.3")  # fmt: skip
 
 
 @pytest.mark.sweep
@@ -158,7 +159,7 @@ HEADS = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", "--objective"
 def test_a_head_per_output_makes_a_shorter_step_where_a_stage_is_smaller_than_the_heads(
     head: str, one: float, each: float
 ) -> None:
-    facts = json.loads(run(*HEADS, "--cost", f"head={head}", "--losses", "auto", "--json").stdout)
+    facts = json.loads(run(*HEADS, "--layer-cost", f"head={head}", "--losses", "auto", "--json").stdout)
     other = next(other for other in facts["others"] if " heads, " in other["what"] or "1 head, " in other["what"])
     steps = {facts["losses"]: facts["measured"]["makespan"], 3 - facts["losses"]: other["makespan"]}
     assert steps == {1: pytest.approx(one), 2: pytest.approx(each)}
@@ -168,8 +169,8 @@ def test_a_head_per_output_makes_a_shorter_step_where_a_stage_is_smaller_than_th
 def test_the_embedding_of_predictions_is_placed_by_memory_first() -> None:
     """The table of 9 is the prediction's own, or the first stage's alone: the fullest rank holds 14 or 10."""
     told = ("--layers", "4", "--mtp", "1", "--auto", "--schedule", "1f1b", "-D", "P=3", "-D", "M=4", "--embed", "auto",
-            "--cost", "parameters.embedding=9", "--cost", "parameters.mtp=12", "--cost", "p2p=0.1",
-            "--cost", "activations.dense=0", "--cost", "activations.mtp=0")  # fmt: skip
+            "--layer-cost", "parameters.embedding=9", "--layer-cost", "parameters.mtp=12", "--layer-cost", "p2p=0.1",
+            "--layer-cost", "activations.dense=0", "--layer-cost", "activations.mtp=0")  # fmt: skip
     result = run(*told)
     assert "chosen: 1 head, predictions embedded in the first stage; the fullest rank holds 9\n" in result.output
     other = "1 head, predictions embedded in their own stage"
