@@ -103,7 +103,7 @@ class PageFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
         if Path(str(path)).suffix.lower() not in (".html", ".htm"):
-            self.fail(f"{value}: it is a page that is written, FILE.html", param, ctx)
+            self.fail(f"{value}: the output is a page, FILE.html", param, ctx)
         return path
 
 

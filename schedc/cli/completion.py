@@ -56,6 +56,25 @@ def complete_restriction(_ctx: click.Context, _parameter: click.Parameter, incom
     return _shipped("restrictions", incomplete)[:-1]
 
 
+def complete_code(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes codes of diagnostics, each with its title."""
+    from click.shell_completion import CompletionItem
+
+    from schedc.codes import CODES
+
+    named = incomplete.upper()
+    return [CompletionItem(code, help=each.title) for code, each in CODES.items() if code.startswith(named)]
+
+
+def complete_output(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of JSON outputs."""
+    from click.shell_completion import CompletionItem
+
+    from schedc.schemas.shapes import outputs
+
+    return [CompletionItem(name) for name in outputs() if name.startswith(incomplete)]
+
+
 def _shipped(kind: str, incomplete: str) -> list[CompletionItem]:
     """Completes the names of shipped files of a kind; the last item is a file of the user."""
     from click.shell_completion import CompletionItem

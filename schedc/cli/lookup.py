@@ -8,6 +8,7 @@ from textwrap import fill
 import click
 
 from schedc.cli.common import EPILOG, WIDEST, json_argument
+from schedc.cli.completion import complete_code, complete_output
 
 
 @click.command("list", epilog=EPILOG)
@@ -31,7 +32,7 @@ def _entry(word: str, meaning: object) -> str:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=complete_code)
 def explain_command(code: str | None) -> None:
     """Explain a diagnostic code, with a wrong and a right example.
 
@@ -58,7 +59,7 @@ def explain_command(code: str | None) -> None:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_output)
 def schema_command(name: str | None) -> None:
     """Print the JSON Schema of an output.
 

@@ -109,7 +109,7 @@ def test_a_default_form_is_for_the_commands_that_have_it(tmp_path: Path, monkeyp
     assert schedc("show", "1f1b").stdout.startswith("<svg")
     assert "program.npz" in schedc("compile", "1f1b", "-o", "out").stdout
     assert not (tmp_path / "out" / "program.json").exists()
-    assert schedc("layout", "--layers", "8", "--stages", "4").exit_code == 0  # whose costs are those of layers
+    assert schedc("layout", "--layers", "8", "--stages", "4").exit_code == 0  # layers have other costs
     choices = [option.type.choices for name in ("check", "compile", "show") for option in _command(name).params
                if "--format" in option.opts and isinstance(option.type, click.Choice)]  # fmt: skip
     assert {*chain.from_iterable(choices)} == FORMATS

@@ -12,6 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from schedc.cli import main
+from schedc.codes import CODES
 from schedc.editor.findings import findings
 from schedc.editor.hover import WORDS, hover_code
 from schedc.editor.textmate import keywords, textmate_grammar
@@ -49,6 +50,8 @@ def test_the_shell_completes_models_clusters_and_restrictions() -> None:
     assert completions("plan", "gpt-") == ["gpt-oss-120b", "gpt-oss-20b"]
     assert completions("plan", "gpt2", "h") == ["h100", "h20", "h200", "h800"]
     assert "megatron" in completions("plan", "gpt2", "h100", "--restrict", "")
+    assert completions("explain", "s00") == [code for code in CODES if code.startswith("S00")] != []
+    assert {"schedc.check", "schedc.check.files"} <= set(completions("schema", "schedc.check"))
 
 
 # Highlighting.

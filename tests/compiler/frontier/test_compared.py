@@ -141,7 +141,7 @@ def test_steps_without_work_have_no_bubble() -> None:
         (("1f1b", "-D", "w=2"), "no schedule has a size `w`"),
         (("1f1b", "--cost", "F=1,2"), "a comparison is of one F"),
         (("1f1b", "-D", "P=65", "-o", "page.html"), "a page has room where P is from 2 to 64"),
-        (("1f1b", "-o", "page.svg"), "page.svg: it is a page that is written, FILE.html"),
+        (("1f1b", "-o", "page.svg"), "page.svg: the output is a page, FILE.html"),
         (("1f1b", "--memory", "0"), "0"),
         (("1f1b", "--memory", "nan"), "'nan' is no number above 0"),
         ((), "SCHEDULE"),
