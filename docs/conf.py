@@ -56,10 +56,10 @@ def _generate(app: Any) -> None:
 def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Pages of codes and decisions are not in the navigation, which is then the same on all pages of such a folder.
 
-    furo asks for it next.
+    With the tag `short` pages of each folder share it, and mark the first of them. furo asks for it next.
     """
     folder = name.rpartition("/")[0]
-    if name.startswith(("reference/codes/S", "decisions/0")):
+    if app.tags.has("short") or name.startswith(("reference/codes/S", "decisions/0")):
         context["toctree"] = _tree.setdefault(folder, cache(context["toctree"]))
 
 

@@ -139,7 +139,7 @@ LONG = (
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_status_130_and_leaves_nothing_behind() -> None:
     """Sends SIGINT to every process of the command at once, as a terminal does."""
-    cases = swept(LONG, LONG[:4])  # `test_endings` ends `schedc run`
+    cases = swept(LONG, (LONG[0], LONG[3]))  # `test_endings` ends `schedc run`
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "schedc", *case.arguments], start_new_session=True,

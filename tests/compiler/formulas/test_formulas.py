@@ -163,7 +163,7 @@ def test_v_mins_bubble_is_that_of_the_reference() -> None:
         ("1f1b", "messages", ["2*M*(P - 1)"]),
         ("zbv", "busiest_link", ["4*M"]),
         ("interleaved_1f1b", "peak_activations", ["min(P*v + P - 2*r - 1, M*v)"]),
-        ("vmin", "peak_activations", ["2*(((P + 1)//3) + 1)"]),
+        *swept([("vmin", "peak_activations", ["2*(((P + 1)//3) + 1)"])], []),
     ],
 )
 def test_counts(name: str, quantity: str, formulas: list[str]) -> None:
@@ -240,7 +240,7 @@ def test_no_printed_piece_says_what_was_false(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept(names(), (*READ, "hanayo")))
+@pytest.mark.parametrize("name", swept(names(), ["1f1b", "zbh1", "zbh2", "zbv", "zb_greedy", "hanayo"]))
 def test_the_report_of_every_schedule_is_made(name: str) -> None:
     """Here of fewer sizes than the command looks at; what it says of them is proved all the same."""
     report = facts(name)

@@ -35,7 +35,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_kernels_compile_and_are_as_the_table_says() -> None:
-    """The reduced form compiles every fourth variant for one capability."""
+    """The reduced form compiles every eighth variant for one capability."""
     answer = answer_of(kernel_facts, *swept((), ("--some",)), interpreted=False)
     assert answer["findings"] == []
     told = {capability for row in ROWS for each in answer["table"][row.name].values() for capability in each}
