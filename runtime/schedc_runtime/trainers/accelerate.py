@@ -31,15 +31,15 @@ class PipelineAccelerator(Accelerator):
         loss = pipe.step(batch, targets)    # in place of accelerator.backward(loss)
 
     `prepare` divides data between replicas alone. `save_state` and `load_state` save the pipeline and its optimizer
-    from all ranks; they may have another number at the next start. Options are those of `Accelerator`. float16 is
-    refused.
+    from all ranks; they may have another number at the next start. Options are those of `Accelerator`; ``cpu`` follows
+    from the pipeline. float16 is refused.
     """
 
     pipe: Pipeline
     _optimizers: list[Any]
 
     def __init__(self, pipe: Pipeline, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"cpu": pipe._assembly.device.type == "cpu", **options})
         self._attach(pipe)
 
     @classmethod
@@ -59,7 +59,7 @@ class PipelineAccelerator(Accelerator):
             raise RuntimeFault(
                 f"accelerate has {self.num_processes} processes, and the pipeline {own}",
                 "start the script with torchrun, call schedc_runtime.join() first, and give the pipeline all processes;"
-                " without a GPU pass use_cpu=True to TrainingArguments, or cpu=True to Accelerator",
+                " without a GPU pass use_cpu=True to TrainingArguments",
             )
         if self.mixed_precision not in ("no", "bf16"):
             raise RuntimeFault(f"mixed_precision={self.mixed_precision!r} of accelerate", "use bf16, or pipe.unscale_")

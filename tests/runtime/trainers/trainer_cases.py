@@ -99,7 +99,7 @@ def _accelerate(folder: Path, resume: bool) -> tuple[Pipeline, Optimizer, list[f
     from schedc_runtime.trainers.accelerate import PipelineAccelerator
 
     pipe = small_pipeline("1f1b")
-    accelerator = PipelineAccelerator(pipe, cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    accelerator = PipelineAccelerator(pipe, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
     bare = AdamW(pipe.parameters(), 1e-2, weight_decay=0.2)
     data, optimizer, scheduler = accelerator.prepare(_loader(), bare, LambdaLR(bare, lambda step: 1.0 / (1 + step)))
     losses = []
