@@ -53,7 +53,8 @@ IN_SWEEPS = (
     "schedc plan llama-3.1-8b h100 -D devices=48",
     "schedc plan llama-3.1-8b h100 -D devices=64",
     "schedc plan qwen3-30b-a3b gb200-nvl72",
-    "schedc plan llama-3.1-8b h100 -D devices=32 --batch 128x4096 --restrict megatron --top 3 --explain tp=4,pp=2",
+    "schedc plan llama-3.1-8b h100 -D devices=32 --batch 128x4096 --restrict megatron --top 3 --explain",
+    "schedc plan llama-3.1-8b h100 -D devices=32 --batch 128x4096 --require 'pp >= 4",
 )
 """How long commands begin that run in sweeps alone. No later command of a page needs their files.
 

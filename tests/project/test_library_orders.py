@@ -25,7 +25,7 @@ from schedc.step.timeline import simulate
 from schedc.syntax.tree import ScheduleTree
 from support import orders
 from support.needs import needed
-from support.sweeps import halved, swept
+from support.sweeps import swept, thinned
 
 TREES: dict[str, ScheduleTree] = {name: open_schedule(name) for name in names()}
 
@@ -203,7 +203,7 @@ def unless_refused(name: str, sizes: dict[str, int]) -> Schedule | None:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", halved(names()))
+@pytest.mark.parametrize("name", thinned(names(), 3))
 def test_every_legal_size_is_complete_and_its_claims_hold(name: str) -> None:
     tried = Counter[str]()
     for sizes, schedule in legal_sizes(name):

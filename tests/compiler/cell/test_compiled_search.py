@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,7 @@ from schedc.cell.tasks import Tasks, tasks_of
 from schedc.cli import main
 from schedc.step.cells import cell_pricing
 from support.cell_cases import cells, shapes_of
-from support.sweeps import halved
+from support.sweeps import thinned
 
 LOOPS = compiled.load() or SearchLoops()
 WAYS = [SearchLoops(), *filter(None, [compiled.load()])]
@@ -80,8 +81,9 @@ def test_draws_are_those_of_python() -> None:
 
 @pytest.mark.sweep
 @pytest.mark.slow
-@pytest.mark.parametrize("costs", halved(["cells", "hops", "moe2"]))
-@pytest.mark.parametrize("schedule", ["dualpipev", "zbh1_overlap"])
+@pytest.mark.parametrize(
+    ("costs", "schedule"), thinned(product(("cells", "hops", "moe2"), ("dualpipev", "zbh1_overlap")), 5)
+)
 def test_cells_of_the_examples_have_the_programs_of_the_methods(
     costs: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,16 +29,17 @@ from schedc_runtime.ranks.expert_group import in_process_expert_groups
 from schedc_runtime.segments.graph import stage_graph
 from schedc_runtime.testing import pool
 from support.segmented_cases import small_moe
-from support.sweeps import in_sweeps, swept
+from support.sweeps import in_sweeps, swept, thinned
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.sweep
+@in_sweeps("test_a_rank_with_one_slot_takes_one_expert", "test_processes")
 @pytest.mark.parametrize(
     "case",
     [
-        *swept([Case("1f1b", {"P": 1, "M": 2}, "float64"), Case("zbh1", {"P": 1, "M": 2}, "float32")], []),
+        Case("1f1b", {"P": 1, "M": 2}, "float64"),
+        Case("zbh1", {"P": 1, "M": 2}, "float32"),
         Case("dualpipev", {"P": 1, "M": 2}, "bfloat16"),
     ],
     ids=str,
@@ -86,7 +87,7 @@ def fullest(results: Results, peers: int) -> float:
     return sum(max(part) * peers / sum(part) for part in parts) / len(parts)
 
 
-@in_sweeps("test_bits", "test_processes")
+@in_sweeps("test_a_rank_with_one_slot_takes_one_expert", "test_processes")
 @pytest.mark.sweep
 @pytest.mark.parametrize(("way", "case"), swept([*product(("even", "step"), NODES)], [("even", NODES[1])]))
 def test_rows_stay_in_their_node(way: str, case: Case) -> None:
@@ -240,8 +241,8 @@ def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
             later.load_balance_state({**state, name: held})
 
 
-@pytest.mark.parametrize("by_step", [False, True], ids=["microbatch", "step"])
-@pytest.mark.parametrize("host_lane", [False, True], ids=["", "host"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(("host_lane", "by_step"), thinned(product((False, True), repeat=2), 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_the_graph_has_copies_in_the_node_and_numbers_of_rows(method: Method, host_lane: bool, by_step: bool) -> None:
     """Numbers of rows travel among all ranks, in the queue of the routing; copies travel in the node."""

@@ -31,7 +31,7 @@ from schedc_runtime.segments import stage_graph
 from schedc_runtime.testing import pool
 from support import segmented_cases
 from support.segmented_cases import shuffled, together, unequal
-from support.sweeps import halved, swept
+from support.sweeps import in_sweeps, swept
 
 pytestmark = pytest.mark.slow
 
@@ -211,8 +211,8 @@ def test_methods_agree_bit_by_bit() -> None:
     assert unequal(results[0], results[1]) == unequal(results[0], results[2]) == []
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("line", halved(["  hot 2 by microbatch until imbalance < 50", "  hot auto by microbatch"]))
+@in_sweeps("test_on_and_off_over_steps")
+@pytest.mark.parametrize("line", ["  hot 2 by microbatch until imbalance < 50", "  hot auto by microbatch"])
 def test_off_is_the_baseline_bit_by_bit(line: str) -> None:
     """Ranks that count as balanced, and experts too wide for a copy to pay (the last: with few tokens)."""
     lines, sizes = lines_of(2, 2, "hierarchical"), {"P": 1, "M": 2}

@@ -41,7 +41,7 @@ IN_PROCESS = [
 
 @pytest.mark.sweep
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", ON_PROCESSES)
+@pytest.mark.parametrize("ranks", swept([*ON_PROCESSES], [4]))
 def test_processes(ranks: int) -> None:
     cases = [(name, {"P": ranks, **sizes}) for name, sizes in ON_PROCESSES[ranks][swept(0, 1) :: swept(1, 2)]]
     everyone = pool(ranks).run("support.runtime_cases:parity", cases=cases, timeout=120)

@@ -68,7 +68,7 @@ OF_LENGTHS = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("schedule", "stages"), swept(OF_LENGTHS, OF_LENGTHS[::5]))
+@pytest.mark.parametrize(("schedule", "stages"), swept(OF_LENGTHS, OF_LENGTHS[:1]))
 def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, stages: str) -> None:
     lengths, count = ((6, 9), 16) if schedule == "dualpipe" else (THREE, 8)  # copies of a stage share its code
     program = schedc.compile(schedule, P=2, M=count)

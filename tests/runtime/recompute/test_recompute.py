@@ -52,13 +52,16 @@ ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 # The same bits.
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "levels"),
-    [
-        (("dualpipev", {"P": 1, "M": 2}), ["light", "layer", "full"]),
-        (("zbh1", {"P": 1, "M": 2}), ["medium", "adaptive(1.2)"]),
-    ],
+    halved(
+        [
+            (("dualpipev", {"P": 1, "M": 2}), ["light", "layer", "full"]),
+            (("zbh1", {"P": 1, "M": 2}), ["medium", "adaptive(1.2)"]),
+        ]
+    ),
 )
 def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]], levels: list[str]) -> None:
     """Experts on 2 x 1 ranks, with dropout: parameters, biases and losses after two steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ STEPS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("schedule", swept([*STEPS], ["dualpipev", "1f1b"]))
-@pytest.mark.parametrize("model", ["moe", "dense"])
+@pytest.mark.parametrize(
+    ("schedule", "model"), swept([*product(STEPS, ("moe", "dense"))], [("dualpipev", "moe"), ("1f1b", "dense")])
+)
 def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> None:
     """Dense and MoE blocks mixed, and unequal numbers of them in the two halves of a pair."""
     program = schedc.compile(schedule, **STEPS[schedule])
