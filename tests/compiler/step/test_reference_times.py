@@ -102,12 +102,10 @@ def drawn(draw: Random, stages: int, least: int = 0) -> dict[str, Fraction | lis
     return given
 
 
-def options(given: Given) -> list[str]:
-    """The costs as options."""
+def options(given: Given, name: str = "--cost") -> list[str]:
+    """The costs as options of this name."""
     texts = {key: [value] if isinstance(value, Fraction) else value for key, value in given.items()}
-    return [
-        part for key, values in texts.items() for part in ("--cost", f"{key}={','.join(map(str, map(float, values)))}")
-    ]
+    return [part for key, values in texts.items() for part in (name, f"{key}={','.join(map(str, map(float, values)))}")]
 
 
 def same(values: Sequence[float], expected: Sequence[Fraction]) -> bool:
@@ -294,7 +292,7 @@ def test_layers(seed: int, tmp_path: Path) -> None:
     assert same([facts["makespan"], *facts["busy"]], [step.makespan, *step.busy])
     given = {key: given[key] for key in "FIW"} | {"p2p": latency, "dense": Fraction(draw.randint(1, 24), 8)}
     arguments = ("--layers", str(layers), "--schedule", "zbh1", "-D", "P=3", "-D", "M=4")
-    measured = json.loads(in_process("layout", *arguments, *options(given), "--json")[1])["measured"]
+    measured = json.loads(in_process("layout", *arguments, *options(given, "--layer-cost"), "--json")[1])["measured"]
     count = [part.count("t") for part in measured["layout"].split("|")]
     time = {key: [number * given["dense"] * given[key] for number in count] for key in "FIW"}
     step = Step(orders_of(schedule), {**time, "p2p": latency})

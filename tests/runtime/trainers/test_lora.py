@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "guide" / "coming-from.md"
 MODEL, END = "device = join()", "program = schedc.compile"
 
 
-@in_sweeps("test_trainers.py::test_hugging_face_honours_its_arguments")
+@in_sweeps("runtime/trainers/test_trainers.py::test_hugging_face_honours_its_arguments")
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks by the old name
