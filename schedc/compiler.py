@@ -47,7 +47,14 @@ def compile_at(
 
     replicas: their number, for a program with their sums and gathers; None leaves these to the pipeline.
     """
-    return _compiled(open_input(source), sizes, costs or Costs(), replicas)
+    return _compiled(open_input(source), sizes, given_costs(costs), replicas)
+
+
+def given_costs(costs: Costs | None) -> Costs:
+    """The costs, or unit costs for None. Raises `TypeError` for anything else, such as a mapping."""
+    if not isinstance(costs, Costs | None):
+        raise TypeError(f"costs is a schedc.Costs, such as Costs(W=0.5), and no {type(costs).__name__}")
+    return costs or Costs()
 
 
 def _compiled(tree: Input, sizes: Mapping[str, int], costs: Costs, replicas: int | None) -> Program:
@@ -94,4 +101,4 @@ def analyse(
 
     sizes, costs: as for `compile`; replicas: as for `price`.
     """
-    return lower(Step(open_input(source), sizes, costs or Costs(), replicas), *ANALYSED)
+    return lower(Step(open_input(source), sizes, given_costs(costs), replicas), *ANALYSED)

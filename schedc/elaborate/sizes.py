@@ -53,6 +53,10 @@ def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]
             message = f"the size `{parameter.name}` has no default and was not given"
             help = f"give it: -D {parameter.name}={least if parameter.role != 'ranks' else 4}"
             findings.append(Diagnostic("S112", message, label, help=help, source=tree.source))
+        elif not hasattr(value, "__index__"):
+            findings.append(
+                Diagnostic("S113", f"{parameter.name} = {value!r} is no whole number", label, source=tree.source)
+            )
         elif not least <= value <= largest:
             by_request = by_request and parameter.name in given
             message = f"{parameter.name} = {value} is not between {least} and {largest:,}"

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import schedc
@@ -41,3 +42,14 @@ def test_an_analysis_is_drawn_at_its_own_sizes_and_costs() -> None:
         schedc.draw(analysis, M=8)
     with pytest.raises(schedc.DiagnosticError, match="S121"):
         schedc.draw("zvb")
+
+
+def test_sizes_are_whole_and_costs_are_costs() -> None:
+    for make in (schedc.draw, schedc.compile):
+        with pytest.raises(schedc.DiagnosticError, match=r"P = 2\.5 is no whole number"):
+            make("1f1b", P=2.5)  # type: ignore[arg-type]
+        with pytest.raises(schedc.DiagnosticError, match="M = '4' is no whole number"):
+            make("1f1b", M="4")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"such as Costs\(W=0\.5\), and no dict"):
+            make("1f1b", costs={"W": 0.5})  # type: ignore[operator]
+    assert schedc.compile("1f1b", P=np.int64(2)).placement.ranks == 2  # type: ignore[arg-type]
