@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError
@@ -15,13 +17,16 @@ from schedc.syntax.plan import PlanTree
 from schedc.syntax.tree import FileTree, ScheduleTree
 
 
-def findings(source: Source) -> list[Diagnostic]:
-    """The diagnostics of all schedules and plans of a text. What has no default sizes is checked only without sizes."""
+def findings(source: Source, sizes_of: Callable[[ScheduleTree], dict[str, int]] = lambda _: {}) -> list[Diagnostic]:
+    """The diagnostics of all schedules and plans of a text. What has no default sizes is checked only without sizes.
+
+    sizes_of: sizes at which a schedule is checked, in place of its defaults.
+    """
     try:
         file = parse(source)
     except DiagnosticError as error:
         return list(error.diagnostics)
-    of_schedules = [finding for tree in file.schedules for finding in _of_schedule(tree)]
+    of_schedules = [finding for tree in file.schedules for finding in _of_schedule(tree, sizes_of)]
     return of_schedules or [finding for plan in file.plans for finding in _of_plan(plan, file)]
 
 
@@ -38,14 +43,15 @@ def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
     return []
 
 
-def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:
-    """Findings about the names of a schedule, and at its default sizes about its order and its claims."""
+def _of_schedule(tree: ScheduleTree, sizes_of: Callable[[ScheduleTree], dict[str, int]]) -> list[Diagnostic]:
+    """Findings about the names of a schedule, and at its sizes about its order and its claims."""
     if findings := check(tree):
         return findings
     if any(parameter.default is None for parameter in tree.parameters):
         return []
     try:
-        results = check_claims(tree.claims, legal_schedule(tree, {}), Costs(), follows_costs=tree.has_policy)
+        schedule = legal_schedule(tree, sizes_of(tree))
+        results = check_claims(tree.claims, schedule, Costs(), follows_costs=tree.has_policy)
     except DiagnosticError as error:
         return list(error.diagnostics)
     return [result.diagnostic for result in results if result.diagnostic is not None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
+from schedc.editor.sizes import editor_sizes
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.names import check
 from schedc.elaborate.schedule import file_scope
@@ -18,6 +19,7 @@ from schedc.step.memory import measure_memory
 from schedc.step.timeline import simulate
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
+from schedc.units import equations
 
 _MOST_RANKS = 8
 
@@ -45,17 +47,19 @@ def hints(source: Source) -> list[Hint]:
 
 def _of(tree: t.ScheduleTree) -> list[Hint]:
     try:
-        schedule, counts = legal_schedule(tree, {}), list(_counts(tree))
+        sizes = editor_sizes(tree)
+        schedule, counts = legal_schedule(tree, sizes), list(_counts(tree, sizes))
     except DiagnosticError:
         return []
     timeline, memory = simulate(schedule), measure_memory(schedule)
     text = f"bubble {timeline.bubble_ratio:.1%}, peak {int(memory.peak_activations.max())}"
+    text += f", checked at {equations(sizes)}" if sizes else ""
     return [Hint(tree.span.end_line, tree.span.end_column, text), *counts]
 
 
-def _counts(tree: t.ScheduleTree) -> Iterator[Hint]:
+def _counts(tree: t.ScheduleTree, given: Mapping[str, int]) -> Iterator[Hint]:
     """How often each loop runs on each rank, for loops that stand in no other one."""
-    sizes = bind_sizes(tree, {})
+    sizes = bind_sizes(tree, given)
     evaluator = Evaluator(tree.source, sizes, {each.name: each for each in tree.functions})
     ranks = sizes[parameter_of_role(tree, "ranks").name]
     for block in tree.ranks:

@@ -137,9 +137,10 @@ def _of_language(tree: ScheduleTree | None, word: str) -> str | None:
 def _stages(tree: ScheduleTree, chunk: int) -> str:
     """The stage of a chunk on each rank, at the default sizes."""
     from schedc.compiler import legal_schedule
+    from schedc.editor.sizes import editor_sizes
 
     try:
-        placement = legal_schedule(tree, {}).placement
+        placement = legal_schedule(tree, editor_sizes(tree)).placement
     except DiagnosticError:
         return ""
     if chunk >= placement.chunks:
@@ -152,11 +153,12 @@ def _stages(tree: ScheduleTree, chunk: int) -> str:
 def _figures(tree: ScheduleTree) -> str:
     """The documentation of a schedule, and its times and memory at the default sizes and unit costs."""
     from schedc.compiler import legal_schedule
+    from schedc.editor.sizes import editor_sizes
     from schedc.step.memory import measure_memory
     from schedc.step.timeline import simulate
 
     try:
-        schedule = legal_schedule(tree, {})
+        schedule = legal_schedule(tree, editor_sizes(tree))
     except DiagnosticError:
         return tree.doc
     timeline, memory = simulate(schedule), measure_memory(schedule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from schedc.editor.names import occurrence_at, references, rename
 from schedc.editor.outline import OutlineSymbol, blocks, symbols
 from schedc.editor.preview import preview
 from schedc.editor.semantic import TOKEN_TYPES, semantic_tokens
+from schedc.editor.sizes import editor_sizes
 from schedc.fixes import finding_words, fix_of
 from schedc.load.library import load, names, open_schedule
 from schedc.source import NOWHERE, Source, Span
@@ -31,6 +33,8 @@ _AtPlace: TypeAlias = (
     types.HoverParams | types.CompletionParams | types.DefinitionParams | types.ReferenceParams | types.RenameParams
     | types.SignatureHelpParams
 )  # fmt: skip
+_PAUSE = 0.02
+"""Seconds without a change after which findings are looked for."""
 _APPLIED = re.compile(r"\bplan\s+\w+\s*=\s*$")
 _COMPLETED = {
     "keyword": types.CompletionItemKind.Keyword,
@@ -63,8 +67,12 @@ def _opened(server: LanguageServer, params: types.DidOpenTextDocumentParams) -> 
     _publish(server, params.text_document.uri)
 
 
-def _changed(server: LanguageServer, params: types.DidChangeTextDocumentParams) -> None:
-    _publish(server, params.text_document.uri)
+async def _changed(server: LanguageServer, params: types.DidChangeTextDocumentParams) -> None:
+    """Publish after a pause, unless the text has changed again in it."""
+    uri, version = params.text_document.uri, params.text_document.version
+    await asyncio.sleep(_PAUSE)
+    if server.workspace.get_text_document(uri).version == version:
+        _publish(server, uri)
 
 
 def _closed(server: LanguageServer, params: types.DidCloseTextDocumentParams) -> None:
@@ -177,7 +185,7 @@ def _act(server: LanguageServer, params: types.CodeActionParams) -> list[types.C
     """The edits that mend findings in a range. Safe ones are preferred."""
     uri = params.text_document.uri
     source, found = _source(server, uri), []
-    for finding in findings(source):
+    for finding in findings(source, editor_sizes):
         fix, place = fix_of(finding), _diagnostic(source, uri, finding)
         if fix is None or not _meet(place.range, params.range):
             continue
@@ -224,7 +232,7 @@ def _place(server: LanguageServer, params: _AtPlace) -> tuple[Source, int, int]:
 
 def _publish(server: LanguageServer, uri: str) -> None:
     source = _source(server, uri)
-    diagnostics = [_diagnostic(source, uri, finding) for finding in findings(source)]
+    diagnostics = [_diagnostic(source, uri, finding) for finding in findings(source, editor_sizes)]
     server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, diagnostics))
 
 

@@ -14,11 +14,14 @@ from click.shell_completion import ShellComplete
 from schedc.cli import main
 from schedc.codes import CODES
 from schedc.editor.findings import findings
+from schedc.editor.hints import hints
 from schedc.editor.hover import WORDS, hover_code
+from schedc.editor.sizes import editor_sizes
 from schedc.editor.textmate import keywords, textmate_grammar
-from schedc.load.library import names
+from schedc.load.library import load, names
 from schedc.source import Source
 from schedc.step.costs.keys import COST_SYMBOLS
+from schedc.syntax.parser import parse
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, ORDER_WORDS, PLACEMENTS, ROLES
 from support.language_client import LanguageClient
@@ -263,3 +266,33 @@ def _holds(answer: Any, said: dict[str, Any]) -> bool:
         )
         return own or any(_holds(each, said) for each in answer.values())
     return isinstance(answer, list) and any(_holds(each, said) for each in answer)
+
+
+def test_large_defaults_are_checked_at_smaller_sizes_which_the_hint_names() -> None:
+    large = load("dualpipev").text.replace(
+        "P: ranks = 4, M: microbatches = 10", "P: ranks = 64, M: microbatches = 9000"
+    )
+    source = Source("large.sched", large)
+    (tree,) = parse(source).schedules
+    assert editor_sizes(tree) == {"P": 64, "M": 281}
+    assert editor_sizes(parse(load("dualpipev")).schedules[0]) == {}
+    assert next(each.text for each in hints(source)).endswith(", checked at P = 64, M = 281")
+    assert findings(source, editor_sizes) == []
+    wrong = Source("wrong.sched", large.replace("peak_activations == 2*P + 1", "peak_activations == 2*P"))
+    (finding,) = findings(wrong, editor_sizes)
+    assert (finding.code, "M = 281" in " ".join(finding.notes)) == ("S501", True)
+    bound = Source("bound.sched", large.replace("require M >= 2*P", "require M >= 140*P"))
+    assert editor_sizes(parse(bound).schedules[0]) == {"P": 8, "M": 2250}  # M has to stay large
+
+
+@pytest.mark.slow
+def test_a_text_that_changes_quickly_is_looked_at_once(client: LanguageClient) -> None:
+    client.initialize()
+    uri, text = "file:///quick.sched", load("1f1b").text
+    client.open(uri, text)
+    for version in range(2, 30):
+        word = "linera" if version == 29 else "x" * version
+        document, change = {"uri": uri, "version": version}, {"text": text.replace("place linear", f"place {word}")}
+        client.notify("textDocument/didChange", textDocument=document, contentChanges=[change])
+    (finding,) = client.diagnostics()["diagnostics"]
+    assert "`linera` is not a placement" in finding["message"]
