@@ -47,10 +47,10 @@ def compile_at(
 
     replicas: their number, for a program with their sums and gathers; None leaves these to the pipeline.
     """
-    return _compiled(open_input(source), sizes, given_costs(costs), replicas)
+    return _compiled(open_input(source), sizes, costs_or_units(costs), replicas)
 
 
-def given_costs(costs: Costs | None) -> Costs:
+def costs_or_units(costs: Costs | None) -> Costs:
     """The costs, or unit costs for None. Raises `TypeError` for anything else, such as a mapping."""
     if not isinstance(costs, Costs | None):
         raise TypeError(f"costs is a schedc.Costs, such as Costs(W=0.5), and no {type(costs).__name__}")
@@ -101,4 +101,4 @@ def analyse(
 
     sizes, costs: as for `compile`; replicas: as for `price`.
     """
-    return lower(Step(open_input(source), sizes, given_costs(costs), replicas), *ANALYSED)
+    return lower(Step(open_input(source), sizes, costs_or_units(costs), replicas), *ANALYSED)

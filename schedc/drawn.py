@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 
-from schedc.compiler import Analysis, given_costs
+from schedc.compiler import Analysis, costs_or_units
 from schedc.drawing.chart import Chart
 from schedc.drawing.html_page import draw_html
 from schedc.drawing.svg import Picture, picture
@@ -67,7 +67,7 @@ def draw(source: Given | Analysis, *, costs: Costs | None = None, **sizes: int) 
     Raises `DiagnosticError` for a schedule that is unknown or not legal.
     """
     if not isinstance(source, Analysis):
-        return DrawnSchedule(chart_at(source, sizes, given_costs(costs)))
+        return DrawnSchedule(chart_at(source, sizes, costs_or_units(costs)))
     if costs is not None or sizes:
         raise TypeError("an Analysis is drawn at its own sizes and costs")
     return DrawnSchedule(chart_of(source))
