@@ -13,14 +13,20 @@ from schedc.elaborate.sizes import bind_sizes
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import NAMES
+from schedc.step.costs.microbatches import KEY as MICROBATCHES
 from schedc.step.legality import check_schedule
 from schedc.step.op_times import Pricer
 from schedc.syntax.input import AppliedPlan
 from schedc.syntax.tree import ScheduleTree
+from schedc.units import equations
 
 SUFFIX = ".order"
 _MARK = "# text "
-_COSTS = "# costs "
+CELLS_OF = "# costs "
+"""Begins the line with digest and name of the cost file whose cells judged the order."""
+MADE_AT = "# made at "
+"""Begins the line of a frozen order with the costs of ops and messages that chose it."""
 
 
 def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
@@ -106,10 +112,17 @@ def _is_text_of(file: Path, source: Source) -> bool:
 
 
 def _costs_line(costs: Costs) -> str:
-    """The line that notes the cost file of a table of cells; empty without a table."""
+    """The line with the costs of ops and messages, and for a table of cells a line that notes the cost file."""
+    default, values = Costs(), {key: getattr(costs, key) for key in (*NAMES, MICROBATCHES)}
+    told = {key: value for key, value in values.items() if key in ("F", "I", "W") or value != getattr(default, key)}
+    made = f"{MADE_AT}{equations({key: _plainly(value) for key, value in told.items()})}\n"
     if costs.cell is None or costs.source is None:
-        return ""
-    return f"{_COSTS}{_digest(costs.source)} {Path(costs.source.name).name}\n"
+        return made
+    return f"{CELLS_OF}{_digest(costs.source)} {Path(costs.source.name).name}\n{made}"
+
+
+def _plainly(value: object) -> str:
+    return ",".join(map(_plainly, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def _digest(source: Source) -> str:

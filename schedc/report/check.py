@@ -13,6 +13,7 @@ from schedc.ir.arrays import Floats
 from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
+from schedc.report.frozen import frozen_facts, frozen_text
 from schedc.report.ranks import rank_table
 from schedc.source import Source
 from schedc.step.program.queues import WORTH
@@ -46,6 +47,7 @@ def to_json(
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
         "costs": costs_json(analysis.costs),
+        **frozen_facts(analysis),
         "makespan": timeline.makespan,
         "busy": timeline.busy.tolist(),
         "bubble": timeline.bubble.tolist(),
@@ -292,6 +294,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.plan.directives.recompute import slices_text
 
         lines += slices_text(facts)
+    lines += frozen_text(facts)
     costs = costs_text(facts["costs"]) + "; the step from inside cells stands below" * ("cells" in facts)
     lines.append(
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "

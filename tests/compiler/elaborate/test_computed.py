@@ -16,6 +16,7 @@ from schedc.elaborate import elaborate
 from schedc.elaborate.frozen import freeze, frozen_path
 from schedc.load.library import open_schedule
 from schedc.step.costs.costs import Costs
+from support.commands import facts_of
 
 # Slots.
 
@@ -195,6 +196,10 @@ def test_a_frozen_order_is_used_until_it_is_asked_for_anew(tmp_path: Path) -> No
     assert (result.exit_code, Path(result.output.strip())) == (0, tmp_path / "mine.P2-M4.order")
     assert orders(analyse(file, {}).schedule) == by_uneven
     assert orders(analyse(file, {"M": 3}).schedule) == orders(elaborate(open_schedule(file), {"M": 3}))
+    told = facts_of("check", str(file), "--cost", "W=0.5")["frozen"]
+    assert told == {"file": result.output.strip(), "costs": "F = 1,1,1,5, I = 1, W = 1, p2p = 0.5"}
+    assert "chosen at F = 1,1,1,5, I = 1, W = 1, p2p = 0.5\n" in CliRunner().invoke(main, ["check", str(file)]).output
+    assert "frozen" not in facts_of("check", str(file), "-D", "M=3")
     assert compile_at(file, {}).sizes == {"P": 2, "M": 4}
     freeze(open_schedule(file), {}, Costs())
     assert orders(analyse(file, {}, UNEVEN).schedule) == by_unit

@@ -134,6 +134,8 @@ def test_a_frozen_order_notes_its_cost_file(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     note = f"# costs {sha256(CELLS.read_bytes()).hexdigest()} cells.toml"
     assert Path(result.output.strip()).read_text().splitlines()[1] == note
+    told = CliRunner().invoke(main, ["check", str(file), *sizes]).output
+    assert "chosen at F = 1, I = 1, W = 1; the cells of cells.toml\n" in told
     frozen = legal_schedule(open_schedule(file), {"P": 2, "M": 4})
     assert orders(frozen) == orders(legal_schedule(open_schedule("adaptive_pipe"), {"P": 2, "M": 4}, load_costs(CELLS)))
 
