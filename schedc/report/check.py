@@ -35,7 +35,7 @@ def to_json(
     rows: [rows, 1 or stages] costs of the rows of a batch, with their text. floor: whether to add the floor.
     """
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
-    return {
+    return frozen_facts(analysis) | {
         "schema": schema,
         "version": 1,
         "schedule": schedule.name,
@@ -47,7 +47,6 @@ def to_json(
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
         "costs": costs_json(analysis.costs),
-        **frozen_facts(analysis),
         "makespan": timeline.makespan,
         "busy": timeline.busy.tolist(),
         "bubble": timeline.bubble.tolist(),
