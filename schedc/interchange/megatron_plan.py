@@ -89,6 +89,8 @@ class MegatronPlan:
                 "The model needs flags that no plan says: activation, norms, positions, vocabulary, tied tables."
             )
             found.append("Windows and sinks of attention need flags, too, where the model has some.")
+        if plan.experts is None and self._layer_kinds and self._total(PartKind.MOE):
+            found.append(f"Experts, whose sizes no line says, need {self._layer_kinds} beside --num-experts.")
         if parallel and parallel.tp * parallel.cp > 1:
             found.append("Before Blackwell, tp and cp need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.")
         if self._dispatcher == "flex":
@@ -107,6 +109,13 @@ class MegatronPlan:
         if self.layout is None:
             return int((kind is PartKind.MOE) == (self.plan.experts is not None)) if kind is not PartKind.MTP else 0
         return self.layout.total(kind)
+
+    @cached_property
+    def _layer_kinds(self) -> str:
+        """The flag that says which layers are dense; "" where nothing places layers, or none is dense."""
+        if self.layout is None or not (dense := self._total(PartKind.DENSE)):
+            return ""
+        return f'--moe-layer-freq "([0]*{dense}+[1]*{self._total(PartKind.MOE)})"'
 
     # Sizes of the model.
 
@@ -143,8 +152,8 @@ class MegatronPlan:
             yield f"--moe-ffn-hidden-size {sizes.width}"
             if sizes.shared:
                 yield f"--moe-shared-expert-intermediate-size {sizes.shared * sizes.width}"
-        if self.layout is not None and (dense := self._total(PartKind.DENSE)):
-            yield f'--moe-layer-freq "([0]*{dense}+[1]*{self._total(PartKind.MOE)})"'
+        if self._layer_kinds:
+            yield self._layer_kinds
         yield "--moe-grouped-gemm"
         if self._dispatcher:
             yield f"--moe-token-dispatcher-type {self._dispatcher}"

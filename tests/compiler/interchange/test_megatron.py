@@ -128,6 +128,14 @@ GROUPED = "experts 8 top 2 width 16 hidden 64  tokens 128 dtype {}"
 EIGHT = 'layout "Et|t|t|tL" dense 0'
 
 
+@pytest.mark.parametrize(("layout", "notes"), [("Et|tt|tt|ttL", 1), ("Et|t|t|L", 0)])
+def test_dense_layers_of_a_plan_without_sizes_of_experts_are_a_comment(tmp_path: Path, layout: str, notes: int) -> None:
+    result = schedc("export", written(tmp_path, f'layout "{layout}" dense 3', LOOP), "--to", "megatron")
+    flag = '# Experts, whose sizes no line says, need --moe-layer-freq "([0]*3+[1]*4)" beside --num-experts.'
+    assert result.stdout.splitlines().count(flag) == notes
+    assert result.stdout.count("moe-layer-freq") == notes
+
+
 @pytest.mark.parametrize(
     ("lines", "head", "said"),
     [
