@@ -21,7 +21,7 @@ from schedc.cli.common import (
     sizes_argument,
     slices_argument,
 )
-from schedc.cli.cost_words import cost_arguments
+from schedc.cli.cost_words import cost_arguments, cost_origin, note_policy
 from schedc.cli.job import KINDS
 from schedc.cli.many import FOREIGN, files_arguments, print_foreign
 from schedc.cli.recorded import record_argument
@@ -223,6 +223,8 @@ def check_command(
         print_foreign(analysis.diagnostics, form)
     else:
         click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
+    if origin := cost_origin():
+        note_policy(schedule, sizes, origin)
     finish(analysis.diagnostics)
 
 

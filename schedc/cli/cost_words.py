@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from schedc.cli.common import asked
+from schedc.cli.screen import write_note
 from schedc.step.costs.keys import BY_NAME, KEYS, NAMES, TABLES
 
 if TYPE_CHECKING:
+    from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
 
 SCALED = tuple(key.name for key in KEYS if key.enters != "step")
@@ -106,3 +108,21 @@ def check_scaled(costs: Costs, among: Collection[str], what: str, cells: bool = 
             f"{what} is of one {keys} for all stages, not of {', '.join(refused)}; `schedc check NAME` prices one "
             "schedule under all costs"
         )
+
+
+def cost_origin() -> str:
+    """Names the cost file and the options that the costs of this command are from; empty for the default costs."""
+    parameters = click.get_current_context().params
+    file, options = parameters["cost_file"], parameters["cost_options"]
+    return " and ".join([*([file.name] if file else []), *(["--cost"] if options else [])])
+
+
+def note_policy(given: Given, sizes: Mapping[str, int], costs: str) -> None:
+    """Say on stderr that a policy, if one makes the order, does so anew under the costs of that name."""
+    from schedc.elaborate.frozen import follows_costs
+    from schedc.inputs import open_input
+    from schedc.syntax.input import Order
+
+    tree = open_input(given)
+    if not isinstance(tree, Order) and follows_costs(tree, sizes):
+        write_note(f"note: the policy orders anew under {costs}; `schedc freeze` keeps the order of other costs")

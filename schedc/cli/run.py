@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, need_runtime, schedule_arguments, slices_argument
-from schedc.cli.cost_words import cost_arguments
+from schedc.cli.cost_words import cost_arguments, note_policy
 from schedc.cli.processes import handed_over, run_to_end
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def run_command(
     if costs.cell is not None:
         contents["--cost-file"] = dump_costs(costs).encode()
     with handed_over(contents) as files:
-        sys.exit(run_to_end([*command, *files.options, *runtime_options], files.descriptors))
+        status = run_to_end([*command, *files.options, *runtime_options], files.descriptors)
+    if trace:
+        note_policy(schedule, sizes, str(trace.with_suffix(".costs.toml")))
+    sys.exit(status)
 
 
 def dense_layers_of(name: Given) -> list[str]:

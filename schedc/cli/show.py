@@ -17,7 +17,7 @@ from schedc.cli.common import (
     schedule_arguments,
     slices_argument,
 )
-from schedc.cli.cost_words import cost_arguments
+from schedc.cli.cost_words import cost_arguments, cost_origin
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (
@@ -180,17 +180,10 @@ def _charts(request: ShowRequest) -> list[Chart]:
 
     schedule, sizes, costs = request.schedule, request.sizes, request.costs
     if request.trace:
-        return list(charts_of_trace(schedule, sizes, costs, _cost_origin(), request.trace))
+        return list(charts_of_trace(schedule, sizes, costs, cost_origin(), request.trace))
     if request.other:
         return list(charts_at((schedule, request.other), sizes, (costs, _over(costs, request.other_costs))))
     return [chart_at(schedule, sizes, costs, request.replicas)]
-
-
-def _cost_origin() -> str:
-    """Names the cost file and the options that the costs of this command are from; empty for the default costs."""
-    parameters = click.get_current_context().params
-    file, options = parameters["cost_file"], parameters["cost_options"]
-    return " and ".join([*([file.name] if file else []), *(["--cost"] if options else [])])
 
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:

@@ -124,11 +124,13 @@ class TraceComparison:
     measured_busy: tuple[float, ...]
 
     def table(self) -> str:
-        """Both side by side: a line per rank, and one for the step."""
-        lines = [f"{'':>10} {'predicted':>12} {'measured':>12}"]
+        """Both side by side: a line per rank with its compute, and one with the makespan."""
         pairs = zip(self.predicted_busy, self.measured_busy, strict=True)
-        lines += [f"{f'rank {rank}':>10} {a:>9.2f} ms {b:>9.2f} ms" for rank, (a, b) in enumerate(pairs)]
-        return "\n".join([*lines, f"{'makespan':>10} {self.predicted:>9.2f} ms {self.measured:>9.2f} ms"])
+        rows = [(f"rank {rank} computes", a, b) for rank, (a, b) in enumerate(pairs)]
+        rows.append(("makespan", self.predicted, self.measured))
+        width = max(len(name) for name, _, _ in rows)
+        lines = [f"{name:>{width}} {a:>9.2f} ms {b:>9.2f} ms" for name, a, b in rows]
+        return "\n".join([f"{'':>{width}} {'predicted':>12} {'measured':>12}", *lines])
 
 
 def compare_traces(program: Program, costs: Costs, intervals: Intervals) -> TraceComparison:

@@ -192,9 +192,17 @@ def test_a_frozen_order_is_used_until_it_is_asked_for_anew(tmp_path: Path) -> No
     file.write_text(BY_COSTS)
     by_unit, by_uneven = (orders(analyse(file, {}, costs).schedule) for costs in (None, UNEVEN))
     assert by_unit != by_uneven
+
+    def notes(*options: str) -> list[str]:
+        checked = CliRunner().invoke(main, ["check", str(file), *options])
+        return [line for line in checked.stderr.splitlines() if line.startswith("note: ")]
+
+    anew = "note: the policy orders anew under --cost; `schedc freeze` keeps the order of other costs"
+    assert (notes("--cost", "p2p=0.5"), notes()) == ([anew], [])
     result = CliRunner().invoke(main, ["freeze", str(file), "--cost", "F=1,1,1,5", "--cost", "p2p=0.5"])
     assert (result.exit_code, Path(result.output.strip())) == (0, tmp_path / "mine.P2-M4.order")
     assert orders(analyse(file, {}).schedule) == by_uneven
+    assert notes("--cost", "p2p=0.5") == []
     assert orders(analyse(file, {"M": 3}).schedule) == orders(elaborate(open_schedule(file), {"M": 3}))
     told = facts_of("check", str(file), "--cost", "W=0.5")["frozen"]
     assert told == {"file": result.output.strip(), "costs": "F = 1,1,1,5, I = 1, W = 1, p2p = 0.5"}

@@ -127,7 +127,9 @@ def test_costs_measured_on_a_simulated_step_predict_it(schedule: str, tmp_path: 
     if schedule in ("1f1b", "zbv"):  # in the others some stages run a kind only inside pairs
         assert result.predicted == pytest.approx(result.measured)
         assert result.predicted_busy == pytest.approx(result.measured_busy)
-        assert f"{result.predicted:.2f} ms" in result.table().splitlines()[-1]
+        rows = result.table().splitlines()
+        assert rows[1].split()[:4] == ["rank", "0", "computes", f"{result.predicted_busy[0]:.2f}"]
+        assert f"{result.predicted:.2f} ms" in rows[-1]
     path = tmp_path / "measured.toml"
     path.write_text(dump_costs(measured))
     assert simulate(computation(program)[0], load_costs(path)).makespan == pytest.approx(result.predicted)
