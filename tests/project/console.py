@@ -42,7 +42,7 @@ class Command:
 
     @property
     def starts_processes(self) -> bool:
-        return not self.line.startswith("schedc ") or self.line.split()[1] in ("run", "calibrate")
+        return not self.line.startswith("schedc ") or self.line.split()[1] in ("run", "calibrate", "doctor")
 
     @property
     def status(self) -> int:

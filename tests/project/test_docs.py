@@ -44,6 +44,7 @@ IN_SWEEPS = (
     "torchrun --nproc-per-node 4 split.py",
     "torchrun --nproc-per-node 2 llama.py",
     "schedc run examples/04_plan/layers.sched:heads",
+    "schedc doctor step/program.json",
     "schedc layout --layers 61 --dense 3 --mtp 1 --losses auto",
     "schedc report zbh1",
     "schedc check zbh1 --sweep 'P<=6, M<=3*P'",
