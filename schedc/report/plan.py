@@ -72,7 +72,8 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
 def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
     """What the memory counts as parameters, and what it does not; nothing for a plan without a memory in bytes."""
     if facts and facts["states"] and not facts["moe_layer"]:
-        yield f"states {facts['states']:g} does not count in `memory`: no parameters of experts follow from their sizes"
+        counts = "it counts for experts with sizes and without `parameters moe`"
+        yield f"states {facts['states']:g} does not count in `memory`: {counts}"
     if facts and facts["moe_layer"]:
         held = f"{shown(facts['moe_layer_bytes'])} {'with their states' if facts['states'] else 'of weights alone'}"
         parameters = f"{facts['moe_layer']:,} parameters on a rank, {held}"
