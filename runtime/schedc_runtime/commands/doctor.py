@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = join()
         own: RankFacts | str = facts_here(options.program, device)
     except (RuntimeFault, DiagnosticError, OSError) as error:
-        own = str(error)
+        own = " ".join(line.strip() for line in str(error).splitlines()[:2])  # the fault, and its place or help
     everyone: list[Any] = [own]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()

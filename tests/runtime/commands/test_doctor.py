@@ -109,3 +109,4 @@ def test_a_job_is_told_what_its_links_take(tmp_path: Path, monkeypatch: pytest.M
     assert alone.returncode == 1
     assert alone.stdout.startswith("WRONG  program: rank 0: ")
     assert "other.json" in alone.stdout
+    assert len(alone.stdout.splitlines()) == 1
