@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,20 @@ def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json
     return json.dumps(facts) if as_json else "\n".join(space_text(facts))
 
 
+class _StageClock:
+    """Adds to the seconds of a search what came behind it."""
+
+    def __init__(self) -> None:
+        self._begun = time.process_time(), time.perf_counter()
+
+    def count(self, seconds: dict[str, Any], stage: str) -> None:
+        """Count the time since the clock was made, or since its last count, for a stage."""
+        now = time.process_time(), time.perf_counter()
+        (cpu, wall), self._begun = (end - begin for end, begin in zip(now, self._begun, strict=True)), now
+        seconds["by_stage"][stage] = cpu
+        seconds["cpu"], seconds["wall"] = seconds["cpu"] + cpu, seconds["wall"] + wall
+
+
 def _search(
     request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace, record: RecordedRows | None
 ) -> None:
@@ -88,12 +103,14 @@ def _search(
     with ProgressLine() as progress, about_files():
         also = also_found(request, space, problem, options, progress)
         found, told = _found(space, problem, options, record, progress)
-    slow = request.slow and SlowDevices(*request.slow, space)
+    slow, clock = request.slow and SlowDevices(*request.slow, space), _StageClock()
     facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow, told)
+    clock.count(facts["seconds"], "tables")
     if request.draws is not None and request.objective == "step" and found.plans and told is None:
         asked = DrawsAsked(request.draws, request.seed)
         with ProgressLine() as progress:
             add_chances(facts, compare_plans(space, problem, found, [*also.values()], asked, progress), asked)
+        clock.count(facts["seconds"], "draws")
     explained = None
     if wanted:
         with ProgressLine() as progress, about_files():
@@ -102,6 +119,7 @@ def _search(
         files = [entry["file"] for entry in (*facts["plans"], *facts["also"])]
         named = dict(zip(files, [*found.plans, *also.values()], strict=True))
         facts["sliders"] = moved_plans(named | ({"asked": explained} if explained else {}), request.vary)
+        clock.count(facts["seconds"], "explained")
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
         if request.job:

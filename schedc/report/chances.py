@@ -142,7 +142,7 @@ def _decided_text(pair: Mapping[str, Any]) -> str:
     times = f"{1 + gap['median'] / 100:.3f} times as long as {pair['first']}"
     text = f"{pair['second']} takes {times} ({1 + gap['low'] / 100:.3f} to {1 + gap['high'] / 100:.3f})"
     constants = [
-        f"{each['says'].partition(';')[0]} ({each['name']}), {100 * each['share']:.0f} % of the variance"
+        f"{each['says'].partition(';')[0]} ({each['name']}), {100 * each['share']:.0f} % of the ratio's variance"
         for each in pair["constants"][:_SHOWN]
     ]
     return f"{text}; what decides: {'; then '.join(constants) or 'no constant alone'}"

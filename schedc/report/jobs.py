@@ -1,6 +1,6 @@
 """Makes the job that trains by a plan: it checks the plan, compiles it, and starts a process for each device.
 
-Ranks lie on nodes as the price has them.
+Ranks lie on nodes as in the predicted step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HostMap:
         axes = plan.planned.axes
         sizes = {axis: getattr(axes, axis) for axis in RANK_ORDER if getattr(axes, axis) > 1}
         each = self.per_node
-        yield f"Ranks follow each other, as the price has them: node n has the ranks {each} n to {each} n + {each - 1}."
+        yield f"Ranks follow each other, as predicted: node n has the ranks {each} n to {each} n + {each - 1}."
         terms = [f"{axes.stride(axis)} {axis}" if axes.stride(axis) > 1 else axis for axis in reversed(sizes)]
         yield f"A rank is {' + '.join(terms) or '0'}, by its places on the axes, which begin at 0."
         for node in range(min(self.nodes, _SHOWN)):

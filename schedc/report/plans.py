@@ -194,7 +194,9 @@ def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:
     orders = f"{counts['simulated']:,} simulated in {counts['orders']:,} orders"
     yield f"searched  {counts['bounded']:,} bounded, {orders}, {counts['priced']:,} priced inside cells"
     stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items() if with_stages)
-    yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
+    yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed, beside imports and files" + (
+        f"; {stages}" if stages else ""
+    )
     yield f"fit       {fit_line(facts['fit'])}"
     yield from (f"          {origin}" for origin in facts["origins"])
     yield from (f"rows      {assumed}" for assumed in assumed_texts(facts))

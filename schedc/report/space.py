@@ -56,7 +56,8 @@ def restrictions(facts: Sequence[SpaceFact], conditions: Sequence[PlanCondition]
     texts: dict[str, list[str]] = {}
     for condition in conditions:
         texts.setdefault(condition.by, []).append(f"'{condition.text}'")
-    return [f"no {', '.join(lines)}", *split, *offered, *(f"{by} {', '.join(own)}" for by, own in texts.items())]
+    told = (f"{by} {', '.join(own)}" for by, own in texts.items())
+    return [f"no plan has the lines {', '.join(lines)}", *split, *offered, *told]
 
 
 def _listed(fact: SpaceFact) -> str:

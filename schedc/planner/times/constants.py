@@ -61,7 +61,7 @@ _STACK: tuple[FitConstant, ...] = (
     FitConstant("launch", 1.2e-3, 0.8, "s", "launches of a layer in a direction", 0.1),
     FitConstant("chunked", 0.5, 0.4, "of exchange", "shown of exchanges in chunks beside products", 1.0, "chunked_tp"),
     FitConstant("chunk", 2e-3, 1.0, "s", "each op of a stage", 1.0),
-    FitConstant("host", 5e-3, 1.0, "s", "each step, for a layer of the rank that has most", 1.0),
+    FitConstant("host", 5e-3, 1.0, "s", "each step, for each layer of the rank with the most layers", 1.0),
     FitConstant("step", 50e-3, 1.5, "s", "each step, whatever the model", 10.0),
     FitConstant("split", 1.0, 0.1, "", "time of I and W beside that of B", 1.5, "split"),
     FitConstant("graphed", 0.5, 0.4, "", "launches of a MoE layer that graphs of its attention leave", 1.0, "graphed"),

@@ -50,7 +50,7 @@ def test_ranks_lie_on_nodes_as_the_price_has_them() -> None:
     hosts = HostMap.of(plan)
     assert hosts == HostMap(nodes=2, per_node=8, domain=1, left=0)
     assert list(hosts.lines(plan)) == [
-        "Ranks follow each other, as the price has them: node n has the ranks 8 n to 8 n + 7.",
+        "Ranks follow each other, as predicted: node n has the ranks 8 n to 8 n + 7.",
         "A rank is 4 pp + dp, by its places on the axes, which begin at 0.",
         "node 0: pp 0, dp 0  to  pp 1, dp 3",
         "node 1: pp 2, dp 0  to  pp 3, dp 3",

@@ -23,7 +23,7 @@ def test_the_text_of_a_search() -> None:
 pangu-ultra-moe-718b on 6,144 devices of ascend-910b, a step of 4,608 sequences of 8,192 tokens
 space     7,340,032 points, 1,120,000 legal plans, 402,113 within memory
 searched  1,120,000 bounded, 2,419 simulated in 93 orders, 14 priced inside cells
-seconds   24.9 CPU, 26.5 elapsed
+seconds   24.9 CPU, 26.5 elapsed, beside imports and files
 fit       mindspeed: 44 rows, 11.2 % mean error on rows left out
           device and fabric: mindspeed, with rows of 910B
           stack: mbridge, the default
@@ -47,7 +47,7 @@ at the medians no plan of this space is faster than 18.00 s; the 3rd takes 18.20
 
 def test_seconds_of_stages_are_shown_on_demand() -> None:
     (line,) = [line for line in to_text(search_facts(), stages=True) if line.startswith("seconds")]
-    assert line == "seconds   24.9 CPU, 26.5 elapsed; bound 2.1, simulate 8.2, price 14.6"
+    assert line == "seconds   24.9 CPU, 26.5 elapsed, beside imports and files; bound 2.1, simulate 8.2, price 14.6"
 
 
 @pytest.mark.parametrize("changes", [{}, WIDE, {"tp": 16, "dp": 6144, "microbatch": 8}])
