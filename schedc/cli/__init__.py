@@ -18,7 +18,7 @@ import click
 from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 from schedc.cli.examples import EXAMPLES
-from schedc.cli.failures import keep_words, print_failure
+from schedc.cli.failures import WrongUsage, keep_words, print_failure
 from schedc.cli.screen import options_of_all
 
 COMMANDS = {
@@ -72,7 +72,12 @@ class _Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         keep_words(ctx, args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise WrongUsage(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         from schedc.diagnostics import DiagnosticError, RequestError
@@ -87,10 +92,12 @@ class _Group(click.Group):
             print_failure(ctx, FINDINGS, found=error.diagnostics)
             print_findings(error.diagnostics)
             ctx.exit(FINDINGS)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
         except click.UsageError as error:
-            message = f"{error.format_message()} {_slip(error)}".rstrip()
-            print_failure(ctx, USAGE, message)
-            raise click.UsageError(message, error.ctx) from None
+            wrong = WrongUsage(error, _slip(error))
+            print_failure(ctx, USAGE, wrong.message)
+            raise wrong from None
         except KeyboardInterrupt:
             # a terminal has written ^C
             click.echo("\ninterrupted" if sys.stderr.isatty() else "interrupted", err=True)
@@ -98,9 +105,9 @@ class _Group(click.Group):
         except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
             raise
         except OSError as error:
-            message = f"{error.filename or 'file'}: {error.strerror or error}"
-            print_failure(ctx, USAGE, message)
-            raise click.UsageError(message) from None
+            wrong = WrongUsage(click.UsageError(f"{error.filename or 'file'}: {error.strerror or error}"))
+            print_failure(ctx, USAGE, wrong.message)
+            raise wrong from None
         except Exception:
             print_failure(ctx, INTERNAL)
             traceback.print_exc()

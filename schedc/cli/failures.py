@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
+
+from schedc.cli.screen import coloured, painter
 
 if TYPE_CHECKING:
     from schedc.diagnostics import Diagnostic
 
 _WORDS, _PRINTED = "schedc.words", "schedc.failure_printed"
+
+
+class WrongUsage(click.UsageError):
+    """Wrong usage in the style of diagnostics: what is wrong, and where the options are listed."""
+
+    def __init__(self, error: click.UsageError, hint: str = "") -> None:
+        super().__init__(" ".join(f"{error.format_message()} {hint}".split()), error.ctx)
+        self.coloured = coloured(sys.stderr)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        from schedc.diagnostics import clean
+
+        paint = painter(self.coloured)
+        lines = [f"{paint('error', 'error')}{paint('message', f': {clean(self.message)}')}"]
+        if self.ctx is not None:
+            told = f"`{self.ctx.command_path} --help` has the options"
+            lines.append(f"  {paint('gutter', '=')} {paint('help', 'help')}: {told}")
+        click.echo("\n".join(lines), file=file, err=True, color=self.coloured or None)
 
 
 def keep_words(ctx: click.Context, words: list[str]) -> None:

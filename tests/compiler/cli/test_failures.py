@@ -50,3 +50,14 @@ def test_only_who_asks_for_json_gets_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("schedc.frontier.compared.compare_schedules", fail)
     result = schedc("compare", "1f1b", "--json")
     assert result.exit_code == json.loads(result.stdout)["status"] == 4
+
+
+def test_wrong_usage_has_the_style_of_findings() -> None:
+    usage, finding = (schedc(*line.split()).stderr.splitlines() for line in ("export 1f1b", "export no_such --to csv"))
+    assert usage == [
+        "error: Missing option '--to'. Choose from: csv, csv-lowered, torchtitan, nemo, megatron, trace, dot, text, "
+        "program, json",
+        "  = help: `main export --help` has the options",
+    ]
+    assert [line.split(":")[0] for line in finding[:2]] == ["error[S121]", "  = help"]
+    assert schedc("plan").output.startswith("Usage: ")
