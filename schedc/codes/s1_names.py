@@ -250,8 +250,8 @@ S1: tuple[DiagnosticCode, ...] = (
         "S128",
         "computed order that comes to a stop",
         "Under the rule of a `fill` or a `policy`, all ranks wait at a limit. For example, a rank holds all "
-        "activations that the limit allows, and the ops that free them need another activation first. The order as "
-        "written runs.",
+        "activations that the limit allows, and the ops that free them need another activation first. Without the "
+        "rule, in the order as written, the ops would run.",
         wrong=_slots("F at 3*m  I at 3*m + 1", "fill W within 0"),
         right=_slots("F at 3*m  I at 3*m + 1", "fill W within 1"),
     ),

@@ -12,6 +12,7 @@ from schedc.elaborate.computed import WrittenOrder
 from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.zero_bubble import WAYS, search_zero_bubble, searchable
 from schedc.ir.schedule import Schedule
+from schedc.ir.verify import verify
 from schedc.source import Source
 from schedc.step.choose import ChosenOrder, Ops, Preferring, choose
 from schedc.step.costs.costs import Costs
@@ -34,9 +35,9 @@ def place_computed(
     aim: the time that counts, of `AIMS`, in the time unit of the costs.
     pricer: gives the times by which a policy orders ops, and judges its orders, where it knows more than the costs of
         ops tell.
-    An order that deadlocks is left out. If all of them do and the first deadlocks even as written, it is returned as
-    written, and `verify` reports the fault. Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if
-    a `search` cannot order these ops.
+    An order that deadlocks is left out. If all of them do and the first is wrong even as written, with a deadlock or
+    without an op that it needs, it is returned as written, and `verify` reports the fault.
+    Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if a `search` cannot order these ops.
     """
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
         raise DiagnosticError(findings)
@@ -49,7 +50,7 @@ def place_computed(
     if complete:
         return complete[0].schedule
     first, stuck = orders[0], chosen[0]
-    if isinstance(stuck, ChosenOrder) and _runs(first.schedule):
+    if isinstance(stuck, ChosenOrder) and _runs(first.schedule) and not verify(first.schedule):
         raise DiagnosticError([_stuck(first, stuck, source)])
     return first.schedule
 

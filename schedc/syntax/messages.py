@@ -42,10 +42,12 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
 """Sets of token types, and the words that name the whole set in a message. The first set that fits is taken."""
 
 _SINGLE = {
-    "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
-    "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "IF_BLOCK": "`if`",
-    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "STRING": "a layout in quotes",
-    "$END": "the end of the file", "UNIT": "a unit", "STEP": "a step as F.dispatch or B.experts.I",
+    "INT": "a number", "DECIMAL": "a number", "NAME": "a name", "NUMBERED_WORD": "a name", "OP": "an op",
+    "OP_DIGIT": "an op", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`", "LSQB": "`[`", "RSQB": "`]`",
+    "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "PLUS": "`+`", "MINUS": "`-`", "TIMES": "`*`",
+    "COMPARISON": "a comparison", "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "IF_BLOCK": "`if`",
+    "STRING": "a layout in quotes", "UNIT": "a unit", "STEP": "a step as F.dispatch or B.experts.I",
+    "$END": "the end of the file",
 }  # fmt: skip
 
 
@@ -95,8 +97,13 @@ def _expected(accepted: set[str]) -> str:
             left -= group
     if "an operator" in words:
         left -= {"LPAR", "LSQB", "COMMA"}  # a call, an index, another argument: possible, but naming them is no help
-    words += sorted(_SINGLE.get(kind, f"`{kind.lower()}`") for kind in left if kind != "DOC")
+    words += sorted({in_messages(kind) for kind in left if kind != "DOC"})
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def in_messages(kind: str) -> str:
+    """A type of tokens in words: ``a number``."""
+    return _SINGLE.get(kind, f"`{kind.lower()}`")
 
 
 def _in_words(token: Token) -> str:
@@ -176,7 +183,7 @@ _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
         lambda _: "a file begins with `schedule name(P: ranks = 4, M: microbatches = 8) {`",
     ),
     (lambda s: s.token == s.before == "*", lambda _: "there is no power operator; multiply"),
-    (lambda s: s.token == "=" and s.after == ">", lambda _: "write >="),
+    (lambda s: s.token == "=" and s.after in (">", "<"), lambda s: f"write {s.after}="),
     (lambda s: s.token == "=" and "COMPARISON" in s.accepted, lambda _: "compare with =="),
     (lambda s: s.token == ":" and s.after == "=", lambda _: "write = alone"),
     (lambda s: "RANGE" in s.accepted, lambda _: "a range is written a ..< b, without its end"),

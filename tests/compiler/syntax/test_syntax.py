@@ -11,7 +11,8 @@ import pytest
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
-from schedc.syntax.parser import parse
+from schedc.syntax.messages import in_messages
+from schedc.syntax.parser import grammar, parse
 from schedc.syntax.plan_words import FORMS
 from schedc.syntax.words import METRICS
 
@@ -277,6 +278,9 @@ schedule a(P: ranks = 2, M: microbatches = 2) {{ place linear
         (HEAD + "rank r { w = 3 } }", "write `let w = ...`"),
         (HEAD + "rank r { f0 b0 } }", "in capitals: `F0`"),
         (HEAD + "rank r { for (k = 0) { F } } }", "for k in 0 ..< n"),
+        (HEAD + "rank r { policy cap F - B =< 2 { F } } }", "write <="),
+        (HEAD + "rank r { if r => 1 { F } } }", "write >="),
+        (HEAD + "rank r { if r = 1 { F } } }", "compare with =="),
         ("def schedule(P): pass", "a file begins with `schedule name("),
     ],
 )
@@ -285,6 +289,11 @@ def test_what_other_languages_have_is_told_in_this_one(text: str, help: str) -> 
 
 
 def test_messages_speak_the_language() -> None:
+    written = {each.name: f"`{each.pattern.value}`" for each in grammar()[0].terminals}
+    unsaid = {
+        name for name, text in written.items() if in_messages(name) not in (text, "`*`") and "`" in in_messages(name)
+    }
+    assert unsaid == {"DOC", "UNKNOWN", *(name for name in written if name.startswith("__"))}, "none is legal anywhere"
     for text in (
         "F + B",
         "phase { }",
