@@ -166,7 +166,7 @@ def layout_command(**options: Any) -> None:
     """
     from schedc.ir.placement import linear
     from schedc.plan.layout import parse_layout
-    from schedc.plan.layout.compare import best_variant, compare_layouts
+    from schedc.plan.layout.compare import best_variant, compare_layouts, need_stages
     from schedc.report.layout import to_json
 
     request = LayoutRequest(**options)
@@ -187,6 +187,8 @@ def layout_command(**options: Any) -> None:
         variants = [way.layout for way in ways if way is not ways[best]]
         chosen, proof, others = ways[best]
     with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
+        if order is None:
+            need_stages(chosen, placement, f"--stages says {stages}")
         against = _one_chunk(order, request.against) if order else None
         comparison = compare_layouts(chosen, order, costs, against, others, variants) if order else None
     attached = _attached(order, chosen) if order else None

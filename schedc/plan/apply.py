@@ -18,7 +18,7 @@ from schedc.plan.counts.layers import counted_activations, recomputation_time, r
 from schedc.plan.counts.parameters import parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.balancing import balance
-from schedc.plan.layout.compare import peak_in_flight
+from schedc.plan.layout.compare import need_stages, peak_in_flight
 from schedc.plan.layout.costs import LayerCosts, PerKind, over_parts
 from schedc.plan.layout.even import even, padded
 from schedc.plan.layout.parser import parse_layout
@@ -96,10 +96,7 @@ def _written_layout(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Lay
     with _placed(plan, in_plan):
         layout = parse_layout(Source(plan.source.name, line.text), dense=dense)
     with _placed(plan, lambda _: start):
-        if len(layout.stages) != schedule.stages:
-            shape = f"{schedule.ranks} ranks with {schedule.placement.chunks} chunks each"
-            message = f"the layout has {len(layout.stages)} stages, {plan.schedule} has {schedule.stages}"
-            raise refusal(f"{message} at these sizes", shape)
+        need_stages(layout, schedule.placement, f"{plan.schedule} has {schedule.stages} at these sizes")
     return layout
 
 

@@ -51,11 +51,7 @@ class MeasuredLayout:
 
 def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> MeasuredLayout:
     """Simulates a layout. Raises `DiagnosticError` (S143) where the schedule has another number of stages."""
-    if len(layout.stages) != schedule.stages:
-        raise refusal(
-            f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages} at these sizes",
-            f"{schedule.ranks} ranks with {schedule.placement.chunks} chunks each",
-        )
+    need_stages(layout, schedule.placement, f"{schedule.name} has {schedule.stages} at these sizes")
     of_stages = costs.of(layout)
     dependencies = Dependencies.of(schedule)
     timeline = simulate(schedule, of_stages, dependencies)
@@ -68,6 +64,14 @@ def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> MeasuredLa
         timeline.makespan,
         timeline.busy,
     )
+
+
+def need_stages(layout: Layout, placement: Placement, other: str) -> None:
+    """Raises `DiagnosticError` (S143) for another number of stages than the placement's. other: says who has those."""
+    if len(layout.stages) != placement.stages:
+        each = f", {placement.chunks} of each rank" if placement.chunks > 1 else ""
+        help = f"write a layout of {placement.stages} stages, with `|` between them{each}"
+        raise refusal(f"the layout has {len(layout.stages)} stages, {other}", help)
 
 
 def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:

@@ -96,7 +96,7 @@ def test_an_incomplete_order_is_left_to_the_checks_of_every_order() -> None:
 
 def test_ops_that_are_missing_come_before_the_limit_that_is_never_reached_for_them() -> None:
     with pytest.raises(DiagnosticError) as caught:
-        legal_schedule(tree_of("policy cap F - W <= 1 { repeat M { F  I } }"))
+        legal_schedule(tree_of("policy cap F - W <= 1 { repeat M { F  I } }"), {})
     (finding,) = caught.value.diagnostics
     assert (finding.code, finding.help) == ("S203", "add a W, or write B instead of I")
 

@@ -91,6 +91,9 @@ def test_the_command_shows_where_a_string_is_wrong() -> None:
     fits_not = run("Et*3|tt|L", *INTERLEAVED)
     assert fits_not.exit_code == 2
     assert "the layout has 3 stages, interleaved_1f1b has 16 at these sizes" in fits_not.output
+    counted = run("Et*3|tt|L", "--stages", "4")
+    assert counted.exit_code == 2
+    assert "the layout has 3 stages, --stages says 4" in counted.output
 
 
 @pytest.mark.parametrize(
