@@ -81,7 +81,9 @@ class LayoutRequest:
 @click.command(epilog=EPILOG)
 @click.argument("layout", required=False)
 @click.option("--layers", type=click.IntRange(1), help="Number of decoder layers, where LAYOUT is not given.")
-@click.option("--dense", type=click.IntRange(0), help="Number of dense layers, which come first; the others are MoE.")
+@click.option(
+    "--dense", type=click.IntRange(0), help="Number of dense layers, which come first: all, or the others are MoE."
+)
 @click.option("--mtp", type=click.IntRange(0), default=0, help="Number of multi-token predictions.")
 @click.option(
     "--losses",

@@ -238,10 +238,11 @@ def _legend(charts: Sequence[Chart], width: int, colours: int) -> list[str]:
     if colours and any((chart.schedule.pair >= 0).any() for chart in charts):
         items.append([StyledText("12", Style(underlined=True)), StyledText(" overlapped pair")])
     items += lane_items(charts, colours)
+    signs: dict[str, list[str]] = {}
     for idle, name in enumerate(WORK_CLASSES):
         if any(chart.bubbles.totals[idle : idle + 1].any() for chart in charts):
-            sign = _IDLE[idle][0] if colours else _idle_letter(idle)
-            items.append([StyledText(sign, _FAINT), StyledText(f" {name}")])
+            signs.setdefault(_IDLE[idle][0] if colours else _idle_letter(idle), []).append(name)
+    items += [[StyledText(sign, _FAINT), StyledText(f" {' or '.join(names)}")] for sign, names in signs.items()]
     lines: list[list[StyledText]] = [[]]
     for item in items:
         if lines[-1] and _length(lines[-1]) + 3 + _length(item) > width:

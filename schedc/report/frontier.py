@@ -122,7 +122,7 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"v = {line['per_rank']}: " + ", ".join(f"{bubble:.4g} at {memory:g}" for memory, bubble in pairs)
     if missing := facts["floors_missing"]:
         yield f"no floor for v = {', '.join(map(str, missing))}: waves need a multiple of P microbatches"
-    for cell in facts["searched"]:
+    for cell in sorted(facts["searched"], key=lambda each: (each["per_rank"], each["memory"])):
         where = f"v = {cell['per_rank']}, memory {cell['memory']:g}"
         if cell["bubble"] is None:
             yield f"searched: {where}: no order was found"
@@ -134,5 +134,8 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
         yield "no order was searched between the points and the floors: --time searches some cells"
         return
     yield "proved: of all orders of these ops on waves with v stages per rank, in this memory, under these costs"
-    cells = [f"v = {cell['per_rank']} at {cell['memory']:g}" for cell in facts["not_searched"]]
-    yield f"not searched: {', '.join(cells)}"
+    left: dict[int, list[str]] = {}
+    for cell in facts["not_searched"]:
+        left.setdefault(cell["per_rank"], []).append(f"{cell['memory']:g}")
+    for per_rank, memories in sorted(left.items()):
+        yield f"not searched: v = {per_rank}, memory {', '.join(memories)}"

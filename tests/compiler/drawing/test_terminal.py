@@ -56,7 +56,7 @@ def test_a_small_schedule_in_letters() -> None:
         "rank 0 F0-F1-::::::B0----F2-B1----:::B2----       3     2\n"
         "rank 1 ...F0-B0----F1-B1----F2-B2----......       3     1\n"
         "\n"
-        "F forward   B full backward   . warm-up   . cooldown\n"
+        "F forward   B full backward   . warm-up or cooldown\n"
         ": dependency\n"
     )
 
