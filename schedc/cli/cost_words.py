@@ -27,8 +27,11 @@ UNTIMED = frozenset({"lanes", "kernels"})
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def help_text(among: Collection[str] = NAMES, factors: bool = True) -> str:
-    """What ``--cost`` says: the keys by table, and their defaults. factors: whether `microbatches` is one, too."""
+def help_text(among: Collection[str] = NAMES, scaled: bool = False) -> str:
+    """What ``--cost`` says: the keys by table, and their defaults.
+
+    scaled: whether the costs are of a microbatch on a rank, without factors `microbatches`, and not of a chunk.
+    """
     times, memory = (", ".join(key for key in TABLES[table] if key in among) for table in TABLES)
     values: dict[str, list[str]] = {}
     for key in KEYS:
@@ -36,8 +39,8 @@ def help_text(among: Collection[str] = NAMES, factors: bool = True) -> str:
             values.setdefault("+".join(key.sums) or f"{key.default:g}", []).append(key.name)
     defaults = ", ".join("=".join([*names, value]) for value, names in values.items())
     kinds = " or ".join([f"time ({times})", *([f"memory ({memory})"] if memory else [])])
-    last = " microbatches: factors of all times, one per microbatch." * factors
-    return f"A {kinds}. Defaults: {defaults}.{last}"
+    last = "" if scaled else " microbatches: factors of all times, one per microbatch."
+    return f"For a {'microbatch on a rank' if scaled else 'chunk'}: a {kinds}. Defaults: {defaults}.{last}"
 
 
 def _cost_option(text: str) -> Callable[[F], F]:
@@ -69,7 +72,7 @@ def scaled_arguments(among: Collection[str], what: str, cells: bool = False) -> 
             check_scaled(costs, among, what, cells)
             return command(costs=costs, **rest)
 
-        return _with_costs(checked, f"For a microbatch on a rank: a{help_text(among, factors=False)[1:]}", file)  # type: ignore[return-value]
+        return _with_costs(checked, help_text(among, scaled=True), file)  # type: ignore[return-value]
 
     return added
 

@@ -69,20 +69,19 @@ def answer(question: str, replay: Replay, causes: Causes, named: Callable[[str],
 def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
     """Raises for a name that no trace of this form has; returns for one that is in it, but no slower."""
     groups = causes.groups
-    kinds = {kind.replace(" ", "") for kind in groups.kinds}
-    possible = {f"rank{rank}=others" for rank in range(causes.ranks)}
-    possible |= {f"rank{rank}{kind}=others" for rank in range(causes.ranks) for kind in kinds}
-    possible |= {f"stage{stage}=others" for stage in groups.stage.tolist()}
+    possible = {f"rank {rank} = others" for rank in range(causes.ranks)}
+    possible |= {f"rank {rank} {kind} = others" for rank in range(causes.ranks) for kind in groups.kinds}
+    possible |= {f"stage {stage} = others" for stage in groups.stage.tolist()}
     links = np.unique(causes.link[causes.link >= 0]).tolist()
-    possible |= {f"link{link // causes.ranks}>{link % causes.ranks}=others" for link in links} | {"pauses=none"}
-    possible |= {"cores=own", "garbage=none"} if causes.replay.steps.recording.interruptions else set()
-    if wanted not in possible:
+    possible |= {f"link {link // causes.ranks}>{link % causes.ranks} = others" for link in links} | {"pauses = none"}
+    possible |= {"cores = own", "garbage = none"} if causes.replay.steps.recording.interruptions else set()
+    if wanted not in {_SPACES.sub("", form) for form in possible}:
         if reason := _NOT_IN_TRACES.get(wanted.partition("=")[0]):
             _refuse(f"this trace does not answer `{question}`", reason, "")
         forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; "
         forms += "experts = even; cores = own; garbage = none; pauses = none; snapshots = none; offloads = none; "
         forms += "start = together; host = 0; communication = 0; M=16; schedule=zbv, M=16"
-        _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, possible), forms)
+        _refuse(f"this trace does not answer `{question}`", did_you_mean(question, possible), forms)
 
 
 def _settings(question: str) -> dict[str, str]:

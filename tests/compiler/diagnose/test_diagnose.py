@@ -279,6 +279,7 @@ def test_the_command_answers_by_status_and_json(tmp_path: Path) -> None:
     assert gains["M=16"] > 0.05
     assert run(str(slow), "--what-if", "rank 9 = others").exit_code == 2
     assert "S619" in run(str(slow), "--what-if", "slower").stderr
+    assert "did you mean `rank 1 = others`?" in run(str(slow), "--what-if", "rank 1 = other").stderr
 
 
 def test_another_program_is_refused_with_what_differs(tmp_path: Path) -> None:
