@@ -54,7 +54,7 @@ _SINGLE = {
 def unexpected(items: Sequence[Token], i: int, accepted: set[str], source: Source) -> Diagnostic:
     """The finding for token ``i`` of ``items``. accepted: the token types that are legal in its place."""
     token, line = items[i], _line_of_plan(items, i, accepted)
-    message = f"expected {_expected(accepted)}, found {_in_words(token)}"
+    message = f"expected {in_messages(accepted)}, found {_in_words(token)}"
     code, help = ("S006" if _is_op(token) and _wants_name(accepted) else "S001"), _help(items, i, accepted)
     if line is None:
         return Diagnostic(code, message, Label(span_of(token), "here"), help=help, source=source)
@@ -88,7 +88,7 @@ def _near_unit(items: Sequence[Token], i: int) -> str:
     return ""
 
 
-def _expected(accepted: set[str]) -> str:
+def in_messages(accepted: set[str]) -> str:
     """The accepted token types in words."""
     left, words = set(accepted), []
     for group, word in _GROUPS:
@@ -97,13 +97,8 @@ def _expected(accepted: set[str]) -> str:
             left -= group
     if "an operator" in words:
         left -= {"LPAR", "LSQB", "COMMA"}  # a call, an index, another argument: possible, but naming them is no help
-    words += sorted({in_messages(kind) for kind in left if kind != "DOC"})
+    words += sorted({_SINGLE.get(kind, f"`{kind.lower()}`") for kind in left if kind != "DOC"})
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def in_messages(kind: str) -> str:
-    """A type of tokens in words: ``a number``."""
-    return _SINGLE.get(kind, f"`{kind.lower()}`")
 
 
 def _in_words(token: Token) -> str:
