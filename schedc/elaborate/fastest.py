@@ -36,7 +36,7 @@ def place_computed(
     pricer: gives the times by which a policy orders ops, and judges its orders, where it knows more than the costs of
         ops tell.
     An order that deadlocks is left out. If all of them do, and the first deadlocks or lacks an op even as written, it
-    is returned as written, and `verify` reports the fault.
+    is returned as written. `verify` then reports the fault.
     Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if a `search` cannot order these ops.
     """
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
