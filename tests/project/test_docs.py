@@ -43,6 +43,7 @@ IN_SWEEPS = (
     "torchrun --nproc-per-node 8 train.py experts.json",
     "torchrun --nproc-per-node 4 split.py",
     "torchrun --nproc-per-node 2 llama.py",
+    "torchrun --nproc-per-node 2 lit.py",
     "schedc run examples/04_plan/layers.sched:heads",
     "schedc doctor step/program.json",
     "schedc layout --layers 61 --dense 3 --mtp 1 --losses auto",
@@ -100,8 +101,10 @@ def quick_or_slow(paths: list[Path]) -> list[ParameterSet]:
 
 def needing_libraries(paths: list[Path]) -> list[ParameterSet]:
     """The pages as parameters; some train models of Transformers."""
-    taken = {path: "from transformers import" in "".join(blocks(path, "python")) for path in paths}
-    return [pytest.param(path, id=name_of(path), marks=[needs("transformers")] * taken[path]) for path in paths]
+    libraries = ("transformers", "pytorch_lightning")
+    texts = {path: "".join(blocks(path, "python")) for path in paths}
+    taken = {path: [each for each in libraries if f"from {each} import" in texts[path]] for path in paths}
+    return [pytest.param(path, id=name_of(path), marks=[needs(*each)] if each else []) for path, each in taken.items()]
 
 
 @pytest.mark.sweep

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
-from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from pytorch_lightning.utilities.data import _is_dataloader_shuffled
 from torch import nn
 from torch.optim import Optimizer
 
@@ -125,6 +128,8 @@ class PipelineStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Make the optimizer. Nothing is wrapped, moved or made equal between ranks."""
         assert self.accelerator is not None
+        connector = trainer._data_connector
+        connector._prepare_dataloader = partial(_in_the_order_of_the_loader, connector)  # type: ignore[method-assign]
         self.accelerator.setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -159,3 +164,11 @@ class PipelineStrategy(DDPStrategy):
 
     def model_to_device(self) -> None:
         """The pipeline has placed its stages."""
+
+
+def _in_the_order_of_the_loader(
+    connector: _DataConnector, dataloader: object, shuffle: bool, mode: RunningStage
+) -> object:
+    """The loader with Lightning's sampler. Lightning alone would shuffle any loader that trains."""
+    shuffle = shuffle and _is_dataloader_shuffled(dataloader)
+    return _DataConnector._prepare_dataloader(connector, dataloader, shuffle, mode)

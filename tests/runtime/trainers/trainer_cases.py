@@ -132,7 +132,6 @@ def _lightning(folder: Path, resume: bool) -> tuple[Pipeline, Optimizer, list[fl
     trainer = Trainer(
         max_epochs=2, accelerator="cpu", devices=2, strategy=PipelineStrategy(), logger=False, callbacks=[keep],
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=folder,
-        use_distributed_sampler=False,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning advises more workers
