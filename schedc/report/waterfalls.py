@@ -71,6 +71,7 @@ def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{bar['what']:<{name}}  {_numbers(bar['seconds'], digits)}  {mark}".rstrip()
     yield f"{'step':<{name}}  {_numbers(steps, digits)}".rstrip()
     yield ""
+    yield "Exchanges, messages and sums of gradients count where no compute hides them."
     yield reason_text(facts)
 
 

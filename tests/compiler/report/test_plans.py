@@ -179,6 +179,7 @@ def test_two_waterfalls_differ_bar_by_bar() -> None:
                          "axes  schedule interleaved_overlap | 1f1b, overlap yes | no"]  # fmt: skip
     assert lines[12].split() == ["EP", "exposed", "0.800", "1.500", "+0.700", "+" * 24]
     assert lines[-1] == "A is faster by 0.7 s, 3.7 %: EP exposed -0.7 s, recomputation +0.2 s, bubbles -0.2 s"
+    assert lines[-2] == "Exchanges, messages and sums of gradients count where no compute hides them."
     turned = list(comparison_text(compared(second, first)))
     assert turned[-1] == lines[-1].replace("A is", "B is")
     assert list(comparison_text(compared(first, first)))[-1] == "A and B take the same time"
