@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -34,11 +34,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _sizes(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    return read_sizes(values, "-D P=8")
+
+
+def read_sizes(values: Iterable[str], example: str) -> dict[str, int]:
+    """Sizes by name. Raises `click.BadParameter`, with an example, for a text that is not NAME=INTEGER."""
     sizes: dict[str, int] = {}
     for value in values:
-        name, equals, number = value.partition("=")
+        name, equals, number = value.strip().partition("=")
         if not equals or not name.isidentifier() or not number.lstrip("-").isdecimal() or len(number) > 18:
-            raise click.BadParameter(f"{value!r} is not NAME=INTEGER (for example -D P=8)")
+            raise click.BadParameter(f"{value!r} is not NAME=INTEGER (for example {example})")
         sizes[name] = int(number)
     return sizes
 

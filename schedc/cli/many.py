@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from schedc.cli.common import finish, json_argument
+from schedc.cli.common import finish, json_argument, read_sizes
 from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
@@ -32,19 +32,28 @@ def files_arguments(command: F) -> F:
     @wraps(command)
     @click.pass_context
     def one_or_many(
-        ctx: click.Context, /, *, schedules: tuple[Any, ...], wanted: str | None, as_json: bool, mend: bool, **rest: Any
+        ctx: click.Context,
+        /,
+        *,
+        schedules: tuple[Any, ...],
+        wanted: str | None,
+        as_json: bool,
+        mend: bool,
+        places: tuple[Mapping[str, int], ...],
+        **rest: Any,
     ) -> Any:
         if as_json and wanted not in (None, "json"):
             raise click.UsageError(f"--json, and --format {wanted}: ask for one of them")
         form = "json" if as_json else wanted or "text"
         known = _mend(schedules) if mend else {}
-        if len(schedules) == 1 and not _is_folder(schedules[0]):
+        if len(schedules) == 1 and not places and not _is_folder(schedules[0]):
             with _told(form):
                 return command(schedule=schedules[0], form=form, **rest)
         given = {name for name in rest if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         if alone := [each.opts[-1] for each in ctx.command.params if each.name in given]:
-            raise click.UsageError(f"{', '.join(alone)}: give one schedule; several are checked at their default sizes")
-        return check_files(map(str, schedules), form, known)
+            several = "several are checked at their default sizes, or at those of --sizes"
+            raise click.UsageError(f"{', '.join(alone)}: give one schedule, without --sizes; {several}")
+        return check_files(map(str, schedules), form, known, places)
 
     formats = click.option(
         "--format",
@@ -52,8 +61,16 @@ def files_arguments(command: F) -> F:
         type=click.Choice(FORMS),
         help="How findings are printed. sarif: for code scanning. github: annotations of a workflow.",
     )(json_argument(one_or_many))
+    formats = click.option(
+        "--sizes", "places", multiple=True, metavar="NAME=INTEGER,...", callback=_places,
+        help="Check the schedules of files at these sizes, such as P=8,M=32; once for each --sizes.",
+    )(formats)  # fmt: skip
     formats = click.option("--fix", "mend", is_flag=True, help="First apply the edits that mean nothing else.")(formats)
     return click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...", type=ScheduleArgument())(formats)  # type: ignore[return-value]
+
+
+def _places(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Mapping[str, int], ...]:
+    return tuple(read_sizes(value.split(","), "--sizes P=8,M=32") for value in values)
 
 
 def _is_folder(given: Any) -> bool:
@@ -126,10 +143,13 @@ def own_text(path: Path) -> Source:
     return Source(str(path), load(path.absolute()).text)
 
 
-def check_files(given: Iterable[str], form: str, known: Mapping[Path, list[Diagnostic]]) -> None:
-    """Check every schedule and plan of the files and folders at its default sizes, and print the findings.
+def check_files(
+    given: Iterable[str], form: str, known: Mapping[Path, list[Diagnostic]], places: Sequence[Mapping[str, int]] = ()
+) -> None:
+    """Check every schedule and plan of the files and folders, and print the findings.
 
-    known: findings by file that were looked for already.
+    known: findings at the default sizes, by file, that were looked for already. places: sizes for schedules, in place
+    of their defaults; plans have their own.
     """
     from schedc.fixes import finding_json
 
@@ -139,7 +159,8 @@ def check_files(given: Iterable[str], form: str, known: Mapping[Path, list[Diagn
     files = schedule_files(paths)
     if not files:
         raise click.UsageError(f"there is no .sched file in {', '.join(map(str, paths))}")
-    found = {str(path): known[path] if path in known else _findings(path) for path in files}
+    done = {} if places else known
+    found = {str(path): done[path] if path in done else _findings(path, places or ({},)) for path in files}
     findings = tuple(finding for each in found.values() for finding in each)
     if form in FOREIGN:
         print_foreign(findings, form)
@@ -161,11 +182,20 @@ def print_foreign(findings: tuple[Diagnostic, ...], form: str) -> None:
         click.echo("\n".join(lines))
 
 
-def _findings(path: Path) -> list[Diagnostic]:
+def _findings(path: Path, places: Sequence[Mapping[str, int]]) -> list[Diagnostic]:
+    """The findings in a file, each once. places: at which sizes."""
     from schedc.diagnostics import DiagnosticError
     from schedc.editor.findings import findings
 
     try:
-        return findings(own_text(path))
+        source = own_text(path)
     except DiagnosticError as error:
         return list(error.diagnostics)
+
+    def at(sizes: Mapping[str, int]) -> list[Diagnostic]:
+        return findings(source, lambda _: dict(sizes))
+
+    found: list[Diagnostic] = []
+    for sizes in places:
+        found += [each for each in at(sizes) if each not in found]
+    return found

@@ -47,10 +47,11 @@ def _of_schedule(tree: ScheduleTree, sizes_of: Callable[[ScheduleTree], dict[str
     """Findings about the names of a schedule, and at its sizes about its order and its claims."""
     if findings := check(tree):
         return findings
-    if any(parameter.default is None for parameter in tree.parameters):
+    sizes = sizes_of(tree)
+    if any(parameter.default is None and parameter.name not in sizes for parameter in tree.parameters):
         return []
     try:
-        schedule = legal_schedule(tree, sizes_of(tree))
+        schedule = legal_schedule(tree, sizes)
         results = check_claims(tree.claims, schedule, Costs(), follows_costs=tree.has_policy)
     except DiagnosticError as error:
         return list(error.diagnostics)

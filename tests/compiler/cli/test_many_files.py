@@ -37,6 +37,25 @@ def test_a_folder_means_the_files_below_it(files: Path) -> None:
     assert schedc("check", str(files / "right.sched"), str(files / "right.sched")).exit_code == 0
 
 
+def test_files_are_checked_at_the_sizes_that_are_asked_for(files: Path) -> None:
+    """A claim of the wrong file holds at P = 1; a size that none of the schedules has is a finding of each."""
+    assert schedc("check", str(files), "--sizes", "P=1,M=2").stdout == "2 files, 0 with findings\n"
+    twice = schedc("check", str(files), "--sizes", "P=1,M=2", "--sizes", "P=3, M=4", "--json")
+    facts = {Path(each["file"]).name: each["diagnostics"] for each in json.loads(twice.stdout)["files"]}
+    assert [one["code"] for one in facts["wrong.sched"]] == ["S501"]
+    assert "P = 3" in str(facts["wrong.sched"])
+    assert facts["right.sched"] == []
+    unknown = schedc("check", str(files), "--sizes", "Q=3")
+    assert (unknown.exit_code, unknown.stdout) == (1, "2 files, 2 with findings\n")
+    for arguments, said in (
+        (["--sizes", "P"], "--sizes P=8,M=32"),
+        (["--sizes", "P=2", "-D", "M=4"], "without --sizes"),
+    ):
+        result = schedc("check", str(files), *arguments)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
 def test_a_library_name_means_its_schedule_beside_a_folder_of_that_name(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
