@@ -32,6 +32,10 @@ MOST_OPS = 200_000
 """A schedule with more ops is not drawn: a tab of a browser has one core and little memory."""
 
 
+_FAILURE = "schedc.failure"
+"""The schema of what a command prints where it has no output of its own."""
+
+
 class Printed(NamedTuple):
     """What a command printed. status: its exit status."""
 
@@ -73,10 +77,7 @@ def _drawn(request: Request) -> dict[str, Any]:
             return result | {"error": f"this page takes at most {MOST_OPS:,} ops: here are {ops:,} or more; "
                                       "an installed schedc has no such limit"}  # fmt: skip
     checked = command("check", place, *options, "--json")
-    if checked.out.startswith("{"):
-        result["facts"] = json.loads(checked.out)
-    else:
-        result["error"] = checked.err
+    result |= _facts(checked)
     if result["facts"] and "makespan" in result["facts"]:
         result["svg"] = command("show", place, *options, "--format", "svg").out
     return result
@@ -130,9 +131,14 @@ def _compared(request: Request) -> dict[str, Any]:
     common = {name: request["sizes"].get(name) or sizes[name] for name in ("P", "M") if name in sizes}
     words = ["compare", place, *names(), "--json", *_each("-D", common)]
     printed = command(*words, *_each("--cost", request["costs"]))
-    if not printed.out.startswith("{"):
-        return {"facts": None, "error": printed.err}
-    return {"facts": json.loads(printed.out), "error": ""}
+    return _facts(printed)
+
+
+def _facts(printed: Printed) -> dict[str, Any]:
+    """What a command prints with --json. error: what was printed in place of it, on stderr."""
+    facts = json.loads(printed.out or "{}")
+    failed = facts.get("schema", _FAILURE) == _FAILURE
+    return {"facts": None if failed else facts, "error": printed.err if failed else ""}
 
 
 def _sizes_of_order(place: str) -> dict[str, int]:

@@ -30,7 +30,7 @@ _SECONDS = 30.0
 _CHUNKS = "chunks"
 """What stands behind numbers of --memory in its former unit, for one release."""
 _DIGITS = 5e-6
-"""Relative: 2.33333, as reports have it, is 7 chunks of 3."""
+"""Relative: 2.33333 microbatches of 3 chunks are 7 chunks."""
 
 
 @click.command(epilog=EPILOG)

@@ -50,6 +50,8 @@ def test_findings_have_places_and_wrong_sizes_a_reason(room: Path) -> None:
     assert "P" in json.dumps(few["facts"]["diagnostics"] if few["facts"] else few["error"])
     letters = asked("draw", load("zbv").text, sizes={"P": "four"})
     assert "four" in letters["error"]
+    assert letters["facts"] is None
+    assert "four" in asked("compare", load("zbv").text, sizes={"P": "four"})["error"]
 
 
 def test_more_ops_than_a_tab_takes_are_refused_before_they_are_made(room: Path) -> None:
