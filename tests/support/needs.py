@@ -41,6 +41,12 @@ _REMEDIES = {
 }
 
 
+def with_trainers() -> dict[str, str]:
+    """The environment of a process that finds the packages of `make trainers`, behind what it finds anyway."""
+    paths = filter(None, (os.environ.get("PYTHONPATH"), str(TRAINERS)))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def program(name: str) -> str | None:
     """The path of a program of `PROGRAMS`."""
     return next(filter(None, map(shutil.which, PROGRAMS[name])), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from project.console import File, session
-from support.needs import TRAINERS, needs
+from support.needs import TRAINERS, needs, with_trainers
 from support.paths import ROOT
 from support.sweeps import in_sweeps
 from support.warm_command import run_torchrun
@@ -33,8 +32,7 @@ def test_the_adapter_of_all_stages_is_that_of_a_plain_trainer(tmp_path: Path, mo
     (lines,) = re.findall(r"```python\n(from peft .*?)```", page, re.DOTALL)
     script = script.replace(END, f"torch.manual_seed(1)\n{lines}\n{END}") + 'trainer.save_model("adapter")\n'
     (tmp_path / "lora.py").write_text(script, encoding="utf-8")
-    path = os.pathsep.join([*os.environ["PYTHONPATH"].split(os.pathsep), str(TRAINERS)])
-    run = run_torchrun(["--nproc-per-node", "2", "lora.py"], tmp_path, {**os.environ, "PYTHONPATH": path})
+    run = run_torchrun(["--nproc-per-node", "2", "lora.py"], tmp_path, with_trainers())
     assert run.returncode == 0, run.stderr
     trained = _adapter("adapter")
     _train_plainly(script)
