@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from project.console import File, session
-from support.needs import needs, with_trainers
+from support.needs import needs
 from support.paths import ROOT
 from support.sweeps import in_sweeps
 from support.warm_command import run_torchrun
@@ -32,7 +32,7 @@ def test_a_run_that_goes_on_is_a_plain_loop(tmp_path: Path) -> None:
     (script,) = (part.text for part in session(page) if isinstance(part, File) and part.name == "lit.py")
     (tmp_path / "lit.py").write_text(script + SAVED, encoding="utf-8")
     for words, step in (([], 8), (["again"], 16)):
-        run = run_torchrun(["--nproc-per-node", "2", "lit.py", *words], tmp_path, with_trainers())
+        run = run_torchrun(["--nproc-per-node", "2", "lit.py", *words], tmp_path)
         assert run.returncode == 0, run.stderr
         assert f"step {step}\n" in run.stdout
     trained = torch.load(tmp_path / "state.pt")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from project.console import File, session
-from support.needs import needs, with_trainers
+from support.needs import TRAINERS, needs, with_trainers
 from support.paths import ROOT
 from support.sweeps import in_sweeps
 from support.warm_command import run_torchrun
@@ -25,13 +25,14 @@ MODEL, END = "device = join()", "program = schedc.compile"
 @pytest.mark.slow
 @needs("peft", "transformers", "accelerate")
 def test_the_adapter_of_all_stages_is_that_of_a_plain_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(TRAINERS)])  # ranks are forked with the paths of this process
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")
     (script,) = (part.text for part in session(page) if isinstance(part, File) and part.name == "llama.py")
     (lines,) = re.findall(r"```python\n(from peft .*?)```", page, re.DOTALL)
     script = script.replace(END, f"torch.manual_seed(1)\n{lines}\n{END}") + 'trainer.save_model("adapter")\n'
     (tmp_path / "lora.py").write_text(script, encoding="utf-8")
-    run = run_torchrun(["--nproc-per-node", "2", "lora.py"], tmp_path, with_trainers())
+    run = run_torchrun(["--nproc-per-node", "2", "lora.py"], tmp_path)
     assert run.returncode == 0, run.stderr
     trained = _adapter("adapter")
     (tmp_path / "plain.py").write_text(_plainly(script), encoding="utf-8")
