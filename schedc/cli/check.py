@@ -223,8 +223,8 @@ def check_command(
         print_foreign(analysis.diagnostics, form)
     else:
         click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
-    if origin := cost_origin():
-        note_policy(schedule, sizes, origin)
+    if (origin := cost_origin()) and analysis.tree is not None:
+        note_policy(analysis.tree, sizes, origin)
     finish(analysis.diagnostics)
 
 

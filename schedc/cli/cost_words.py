@@ -14,8 +14,8 @@ from schedc.cli.screen import write_note
 from schedc.step.costs.keys import BY_NAME, KEYS, NAMES, TABLES
 
 if TYPE_CHECKING:
-    from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
+    from schedc.syntax.input import Input
 
 SCALED = tuple(key.name for key in KEYS if key.enters != "step")
 """Keys that may be given for a microbatch on a rank: with v stages there each stage takes a v-th."""
@@ -120,12 +120,10 @@ def cost_origin() -> str:
     return " and ".join([*([file.name] if file else []), *(["--cost"] if options else [])])
 
 
-def note_policy(given: Given, sizes: Mapping[str, int], costs: str) -> None:
+def note_policy(tree: Input, sizes: Mapping[str, int], costs: str) -> None:
     """Say on stderr that a policy, if one makes the order, does so anew under the costs of that name."""
     from schedc.elaborate.frozen import follows_costs
-    from schedc.inputs import open_input
     from schedc.syntax.input import Order
 
-    tree = open_input(given)
     if not isinstance(tree, Order) and follows_costs(tree, sizes):
         write_note(f"note: the policy orders anew under {costs}; `schedc freeze` keeps the order of other costs")

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from schedc.cli.common import finish, json_argument, read_sizes
 from schedc.cli.given import ScheduleArgument
+from schedc.cli.screen import write_note
 
 if TYPE_CHECKING:
     from schedc.diagnostics import Diagnostic
@@ -159,6 +160,8 @@ def check_files(
     files = schedule_files(paths)
     if not files:
         raise click.UsageError(f"there is no .sched file in {', '.join(map(str, paths))}")
+    if places and (own := [str(path) for path in files if _has_plans(path)]):
+        write_note(f"note: plans have sizes of their own, not those of --sizes: {', '.join(own)}")
     done = {} if places else known
     found = {str(path): done[path] if path in done else _findings(path, places or ({},)) for path in files}
     findings = tuple(finding for each in found.values() for finding in each)
@@ -180,6 +183,17 @@ def print_foreign(findings: tuple[Diagnostic, ...], form: str) -> None:
     lines = [to_sarif(findings)] if form == "sarif" else list(to_github(findings))
     if lines:
         click.echo("\n".join(lines))
+
+
+def _has_plans(path: Path) -> bool:
+    """Whether a file that can be read has a plan."""
+    from schedc.diagnostics import DiagnosticError
+    from schedc.syntax.parser import parse
+
+    try:
+        return bool(parse(own_text(path)).plans)
+    except DiagnosticError:
+        return False
 
 
 def _findings(path: Path, places: Sequence[Mapping[str, int]]) -> list[Diagnostic]:

@@ -54,6 +54,7 @@ def run_command(
     options go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
     """
     from schedc.compiler import compile_at
+    from schedc.inputs import open_input
     from schedc.ir.save import form_of
     from schedc.step.costs.costs import dump_costs
 
@@ -68,7 +69,7 @@ def run_command(
     with handed_over(contents) as files:
         status = run_to_end([*command, *files.options, *runtime_options], files.descriptors)
     if trace:
-        note_policy(schedule, sizes, str(trace.with_suffix(".costs.toml")))
+        note_policy(open_input(schedule), sizes, str(trace.with_suffix(".costs.toml")))
     sys.exit(status)
 
 

@@ -45,6 +45,9 @@ def test_files_are_checked_at_the_sizes_that_are_asked_for(files: Path) -> None:
     assert [one["code"] for one in facts["wrong.sched"]] == ["S501"]
     assert "P = 3" in str(facts["wrong.sched"])
     assert facts["right.sched"] == []
+    assert "note: plans" not in twice.stderr
+    plans = ROOT / "examples" / "04_plan"
+    assert f"--sizes: {plans}" in schedc("check", str(plans), "--sizes", "P=4,M=8").stderr
     unknown = schedc("check", str(files), "--sizes", "Q=3")
     assert (unknown.exit_code, unknown.stdout) == (1, "2 files, 2 with findings\n")
     for arguments, said in (
